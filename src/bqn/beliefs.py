@@ -1,0 +1,356 @@
+"""Beliefs: what is known about a tensor. These are the values that flow through a network.
+
+A belief describes every element of a tensor independently (mean field). There are three kinds:
+
+- a plain `torch.Tensor`: known without doubt;
+- `Gaussian`: a mean and a variance per element;
+- `Categorical`: probabilities over a few levels per element.
+
+Beliefs are immutable. The public constructors check their arguments; the library builds its own beliefs through
+`Gaussian.of` and `Categorical.of`, which read no values and so never make a GPU wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from bqn.checks import may_read_values, require_finite, require_floating
+from bqn.levels import Levels, as_levels, level_tensor, symmetric_pair
+
+Lazy: TypeAlias = Tensor | Callable[[], Tensor]
+
+
+class Gaussian:
+    """Independent normal distribution per element.
+
+    Parameters
+    ----------
+    mean, var : Tensor
+        Same shape and floating dtype; `var` is not negative. Zero variance is allowed and means certainty.
+    """
+
+    __slots__ = ("_mean", "_var", "_within")
+
+    def __init__(self, mean: Tensor, var: Tensor) -> None:
+        require_floating(mean, "mean")
+        require_floating(var, "var")
+        if mean.shape != var.shape:
+            raise ValueError(f"var must have the shape of mean, {tuple(mean.shape)}, got {tuple(var.shape)}")
+        require_finite(mean, "mean")
+        require_finite(var, "var")
+        if may_read_values(var) and bool((var < 0).any()):
+            raise ValueError(f"var must not be negative, got a minimum of {float(var.min())}")
+        self._mean: Tensor = mean
+        self._var: Lazy = var
+        self._within: Callable[[float | None], Tensor] | None = None
+
+    @classmethod
+    def of(cls, mean: Tensor, var: Lazy, within: Callable[[float | None], Tensor] | None = None) -> Gaussian:
+        """Build without checks. `var` may be a function, called if the variance is ever asked for.
+
+        `within` computes the variance without the noise that is common to the whole batch; see `within_batch_var`.
+        """
+        belief = cls.__new__(cls)
+        belief._mean, belief._var, belief._within = mean, var, within
+        return belief
+
+    @property
+    def mean(self) -> Tensor:
+        return self._mean
+
+    @property
+    def var(self) -> Tensor:
+        if not isinstance(self._var, Tensor):
+            self._var = self._var()
+        return self._var
+
+    def within_batch_var(self, momentum: float | None) -> Tensor:
+        """Variance of the noise that tells the examples of a batch apart.
+
+        One drawn weight serves the whole batch, so part of its noise shifts all examples alike. Batch norm subtracts
+        that part again in every sampled network and must not count it (see `bqn.nn.BatchNorm1d`). Linear and
+        convolutional layers know how to leave it out; for any other belief this is the plain variance.
+
+        Parameters
+        ----------
+        momentum : float or None
+            A number: centre on this batch and update the running centre with that weight. None: use the running one.
+        """
+        return self.var if self._within is None else self._within(momentum)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._mean.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._mean.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._mean.device
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """One draw, shape of `mean`."""
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return self.mean + noise * self.var.sqrt()
+
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def entropy(self) -> Tensor:
+        """Differential entropy per element, in nats; minus infinity where the variance is zero."""
+        return 0.5 * torch.log(2 * math.pi * math.e * self.var)
+
+    def central_moment(self, order: int) -> Tensor:
+        """Central moment of order 2, 3 or 4 per element."""
+        if order == 2:
+            return self.var
+        return torch.zeros_like(self.mean) if order == 3 else 3 * self.var.square()
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Gaussian:
+        """Apply a rearrangement of elements (reshape, slice, permute) to the mean and the variance alike."""
+        return Gaussian.of(
+            function(self.mean), lambda: function(self.var), lambda momentum: function(self.within_batch_var(momentum))
+        )
+
+    def reshape(self, *shape: int) -> Gaussian:
+        return self.map(lambda tensor: tensor.reshape(*shape))
+
+    def __getitem__(self, index: Any) -> Gaussian:
+        return self.map(lambda tensor: tensor[index])
+
+    def __repr__(self) -> str:
+        return f"Gaussian(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+
+class Categorical:
+    """Independent categorical distribution per element over one set of levels.
+
+    Parameters
+    ----------
+    probs : Tensor
+        Shape `(..., D)`, not negative, summing to one over the last dimension.
+    levels : sequence of float
+        The D values, strictly ascending.
+    """
+
+    __slots__ = ("_levels", "_logits", "_mean", "_probs", "_var")
+
+    def __init__(self, probs: Tensor, levels: Iterable[float] | Tensor) -> None:
+        require_floating(probs, "probs")
+        values = as_levels(levels)
+        if probs.dim() == 0 or probs.shape[-1] != len(values):
+            raise ValueError(
+                f"probs must have one entry per level in its last dimension, {len(values)}, got shape "
+                f"{tuple(probs.shape)}"
+            )
+        require_finite(probs, "probs")
+        if may_read_values(probs) and probs.numel():
+            if bool((probs < 0).any()):
+                raise ValueError(f"probs must not be negative, got a minimum of {float(probs.min())}")
+            total = probs.sum(-1)
+            tolerance = 64 * len(values) * torch.finfo(probs.dtype).eps
+            if bool(((total - 1).abs() > tolerance).any()):
+                raise ValueError(
+                    f"probs must sum to one over the last dimension, got sums from {float(total.min())} to "
+                    f"{float(total.max())}"
+                )
+        self._levels = values
+        self._probs: Lazy | None = probs
+        self._logits: Tensor | None = None
+        self._mean: Lazy | None = None
+        self._var: Lazy | None = None
+
+    @classmethod
+    def of(
+        cls,
+        levels: Levels,
+        *,
+        probs: Lazy | None = None,
+        logits: Tensor | None = None,
+        mean: Lazy | None = None,
+        var: Lazy | None = None,
+    ) -> Categorical:
+        """Build without checks from what is at hand; the rest is derived when asked for.
+
+        At least one of `probs`, `logits` or, for two levels, `mean` is needed.
+        """
+        belief = cls.__new__(cls)
+        belief._levels, belief._probs, belief._logits = levels, probs, logits
+        belief._mean, belief._var = mean, var
+        return belief
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, levels: Iterable[float] | Tensor) -> Categorical:
+        """From unnormalized log-probabilities `(..., D)`; exact however small a probability is."""
+        require_floating(logits, "logits")
+        values = as_levels(levels)
+        if logits.dim() == 0 or logits.shape[-1] != len(values):
+            raise ValueError(
+                f"logits must have one entry per level in its last dimension, {len(values)}, got shape "
+                f"{tuple(logits.shape)}"
+            )
+        return cls.of_logits(logits, values)
+
+    @classmethod
+    def of_logits(cls, logits: Tensor, levels: Levels) -> Categorical:
+        """`from_logits` without checks."""
+        if len(levels) == 2:
+            half_odds = 0.5 * (logits[..., 1] - logits[..., 0])
+            middle, half = 0.5 * (levels[1] + levels[0]), 0.5 * (levels[1] - levels[0])
+
+            def mean() -> Tensor:
+                tanh = torch.tanh(half_odds)
+                return tanh if middle == 0 and half == 1 else middle + half * tanh
+
+            def var() -> Tensor:  # accurate where 1 - tanh² would cancel
+                return (2 * half) ** 2 * torch.sigmoid(2 * half_odds) * torch.sigmoid(-2 * half_odds)
+
+            return cls.of(levels, probs=lambda: torch.softmax(logits, -1), logits=logits, mean=mean, var=var)
+        return cls.of(levels, probs=lambda: torch.softmax(logits, -1), logits=logits)
+
+    @classmethod
+    def certain(cls, values: Tensor, levels: Iterable[float] | Tensor) -> Categorical:
+        """The belief that each element has a known value out of `levels`: one-hot probabilities."""
+        require_floating(values, "values")
+        ascending = as_levels(levels)
+        hit = values.unsqueeze(-1) == level_tensor(ascending, values)
+        if may_read_values(values) and not bool(hit.any(-1).all()):
+            raise ValueError(f"values must all be one of the levels {ascending}")
+        return cls.of(ascending, probs=hit.to(values.dtype))
+
+    @property
+    def levels(self) -> Tensor:
+        """The D levels, shape `(D,)`, with the dtype and device of the belief."""
+        return level_tensor(self._levels, self._any())
+
+    @property
+    def level_values(self) -> Levels:
+        """The levels as plain numbers."""
+        return self._levels
+
+    @property
+    def probs(self) -> Tensor:
+        """Shape `(..., D)`."""
+        if self._probs is None:
+            low, high = self._levels
+            up = (self.mean - low) / (high - low)
+            self._probs = torch.stack((1 - up, up), -1)
+        elif not isinstance(self._probs, Tensor):
+            self._probs = self._probs()
+        return self._probs
+
+    @property
+    def log_probs(self) -> Tensor:
+        """Log-probabilities `(..., D)`; finite even where a probability has underflowed to zero."""
+        if self._logits is not None:
+            return torch.log_softmax(self._logits, -1)
+        return self.probs.clamp_min(torch.finfo(self.dtype).tiny).log()
+
+    @property
+    def mean(self) -> Tensor:
+        if self._mean is None:
+            self._mean = self.probs @ self.levels
+        elif not isinstance(self._mean, Tensor):
+            self._mean = self._mean()
+        return self._mean
+
+    @property
+    def var(self) -> Tensor:
+        if self._var is None:
+            if len(self._levels) == 2 and not isinstance(self._probs, Tensor):
+                self._var = (self._levels[1] - self.mean) * (self.mean - self._levels[0])
+            else:
+                self._var = self.central_moment(2)
+        elif not isinstance(self._var, Tensor):
+            self._var = self._var()
+        return self._var
+
+    @property
+    def constant_square(self) -> float | None:
+        """The square of every level if they are all the same, as for {-1, 1}; else None."""
+        pair = symmetric_pair(self._levels)
+        return None if pair is None else pair * pair
+
+    def _any(self) -> Tensor:
+        """Some tensor at hand, for its dtype and device."""
+        for tensor in (self._mean, self._probs, self._logits):
+            if isinstance(tensor, Tensor):
+                return tensor
+        return self.mean
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the tensor that the belief is about: that of `mean`, without the dimension of the levels."""
+        if isinstance(self._mean, Tensor):
+            return self._mean.shape
+        if isinstance(self._logits, Tensor):
+            return self._logits.shape[:-1]
+        return self.probs.shape[:-1] if self._mean is None else self.mean.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._any().dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._any().device
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """One draw of levels, shape of `mean`. A level of probability zero is never drawn."""
+        race = torch.empty_like(self.probs).exponential_(generator=generator)
+        return self.levels[(self.probs.detach() / race).argmax(-1)]
+
+    def mode(self) -> Tensor:
+        """The most probable level; of equals the highest, in step with sign(0) = +1."""
+        scores = self._logits if self._logits is not None else self.probs
+        return self.levels[len(self._levels) - 1 - scores.detach().flip(-1).argmax(-1)]
+
+    def entropy(self) -> Tensor:
+        """Entropy per element in nats, between 0 and log D."""
+        return -(self.probs * self.log_probs).sum(-1)
+
+    def central_moment(self, order: int) -> Tensor:
+        """Central moment of the given order per element."""
+        distance = self.levels - self.mean.unsqueeze(-1)
+        return (self.probs * distance**order).sum(-1)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Categorical:
+        """Apply a rearrangement of elements (reshape, slice, permute) of a tensor with the shape of `mean`."""
+        mean = None if self._mean is None else (lambda: function(self.mean))
+        var = None if self._var is None else (lambda: function(self.var))
+        if self._probs is None and self._logits is None:
+            return Categorical.of(self._levels, mean=function(self.mean), var=var)
+        return Categorical.of(
+            self._levels,
+            probs=lambda: torch.stack([function(level) for level in self.probs.unbind(-1)], -1),
+            mean=mean,
+            var=var,
+        )
+
+    def reshape(self, *shape: int) -> Categorical:
+        return self.map(lambda tensor: tensor.reshape(*shape))
+
+    def __getitem__(self, index: Any) -> Categorical:
+        return self.map(lambda tensor: tensor[index])
+
+    def __repr__(self) -> str:
+        return (
+            f"Categorical(shape={tuple(self.shape)}, levels={self._levels}, dtype={self.dtype}, device={self.device})"
+        )
+
+
+Belief: TypeAlias = Tensor | Gaussian | Categorical
+
+
+def moments(belief: Belief) -> tuple[Tensor, Tensor | None]:
+    """Mean and variance; None stands for the zero variance of a plain tensor."""
+    if isinstance(belief, Tensor):
+        return belief, None
+    return belief.mean, belief.var

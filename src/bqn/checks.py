@@ -1,0 +1,44 @@
+"""Checks of what users hand in. Shape and dtype checks are free; checks that read values are for entry points only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def may_read_values(tensor: Tensor) -> bool:
+    """Whether looking at values is allowed: not while compiling, capturing a CUDA graph or inside vmap."""
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def require_floating(tensor: Tensor, name: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor, got {tensor.dtype}; convert it with .float()")
+
+
+def require_finite(tensor: Tensor, name: str) -> None:
+    if may_read_values(tensor) and not bool(torch.isfinite(tensor).all()):
+        bad = int((~torch.isfinite(tensor)).sum())
+        raise ValueError(f"{name} must be finite, got {bad} NaN or infinite value(s) of {tensor.numel()}")
+
+
+def require_labels(y: Tensor, batch: torch.Size | tuple[int, ...], classes: int, name: str = "y") -> None:
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        kind = y.dtype if isinstance(y, Tensor) else type(y).__name__
+        raise TypeError(f"{name} must be an integer tensor of class labels, got {kind}")
+    if tuple(y.shape) != tuple(batch):
+        raise ValueError(f"{name} must have shape {tuple(batch)}, one label per example, got {tuple(y.shape)}")
+    if may_read_values(y) and y.numel() and not bool(((y >= 0) & (y < classes)).all()):
+        raise ValueError(
+            f"{name} must hold labels from 0 to {classes - 1}, got values from {int(y.min())} to {int(y.max())}"
+        )
+
+
+def require_positive(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return value

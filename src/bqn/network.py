@@ -1,0 +1,213 @@
+"""Networks: a body of layers and a head, evaluated analytically, by sampling, or at the mode."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bqn.beliefs import Belief
+from bqn.checks import require_finite, require_floating
+from bqn.heads import Head, Prediction
+from bqn.nn import Posterior, fix, set_generator
+from bqn.objective import ElboTerms, combine
+
+MODES = ("analytic", "mc", "map")
+_FORMAT = "bqn-weights-1"
+
+
+class QuantizedNetwork(nn.Module):
+    """A plain quantized network: what `Network.sample` and `Network.mode` return.
+
+    Calling it takes a tensor `(N, ...)` and returns the tensor that enters the head.
+    """
+
+    def __init__(self, body: nn.Module, head: Head) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.body(x))
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Prediction:
+        """Class probabilities `(N, K)`, or the `Moments` of a regression."""
+        _require_input(x)
+        return self.head.predict(self(x))
+
+
+class Network(nn.Module):
+    """A Bayesian quantized network.
+
+    Parameters
+    ----------
+    body : Module
+        Belief (or tensor) in, belief out; any module built from `bqn.nn` layers, with a forward of its own if need be.
+    head : SoftmaxHead or GaussianHead
+    validate : bool
+        Whether inputs are checked for NaN and infinity and labels for their range. The check makes a GPU wait, so a
+        training loop that has checked its data once may set `net.validate = False`.
+    """
+
+    def __init__(self, body: nn.Module, head: Head, validate: bool = True) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+        self.validate = validate
+
+    def forward(self, x: Tensor) -> Belief:
+        """The belief that enters the head."""
+        if self.validate:
+            _require_input(x)
+        return cast(Belief, self.body(x))
+
+    def posteriors(self) -> Iterator[tuple[str, Posterior]]:
+        """Names and posteriors of all quantized weights."""
+        for name, module in self.named_modules():
+            if isinstance(module, Posterior):
+                yield name, module
+
+    def kl(self) -> Tensor:
+        """KL(Q ‖ prior) of all weights together, in nats: a scalar."""
+        terms = [posterior.kl() for _, posterior in self.posteriors()]
+        return torch.stack(terms).sum() if terms else torch.zeros(())
+
+    def elbo_terms(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> ElboTerms:
+        """The objective with its terms; arguments as for `elbo`."""
+        if data_size < 1:
+            raise ValueError(f"data_size must be the number of training examples, got {data_size}")
+        if self.validate:
+            self.head.require_targets(y, x.shape[0])
+        return combine(self.head.log_likelihood(self(x), y, **options), self.kl(), data_size, lam)
+
+    def elbo(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> Tensor:
+        """What training maximizes: mean log-likelihood bound minus `lam / data_size` times the KL; a scalar.
+
+        Parameters
+        ----------
+        x : Tensor `(N, ...)`
+        y : Tensor of labels `(N,)` or targets `(N, out_features)`
+        data_size : int
+            Examples in the whole training set.
+        lam : float
+            Weight λ of the KL.
+        **options
+            Passed to the head's `log_likelihood`, for example `bound="jensen"`.
+        """
+        return self.elbo_terms(x, y, data_size, lam, **options).value
+
+    def sample(self, generator: torch.Generator | None = None) -> QuantizedNetwork:
+        """A quantized network with weights drawn from the posterior. Its hidden variables use `generator` too."""
+        drawn = QuantizedNetwork(
+            fix(self.body, lambda posterior: posterior.sample(generator)), fix(self.head, _no_posterior)
+        ).eval()
+        set_generator(drawn, generator)
+        return drawn
+
+    def mode(self) -> QuantizedNetwork:
+        """The quantized network with the most probable weights (MAP)."""
+        return QuantizedNetwork(
+            fix(self.body, lambda posterior: posterior.mode()), fix(self.head, _no_posterior)
+        ).eval()
+
+    @torch.no_grad()
+    def predict(
+        self, x: Tensor, mode: str = "analytic", samples: int = 5, generator: torch.Generator | None = None
+    ) -> Prediction:
+        """Class probabilities `(N, K)`, or the `Moments` of a regression.
+
+        Parameters
+        ----------
+        x : Tensor `(N, ...)`
+        mode : str
+            "analytic": one pass of beliefs. "mc": `samples` sampled networks, averaged. "map": the most probable one.
+        """
+        _require_input(x)
+        if mode == "analytic":
+            with evaluating(self):
+                return self.head.predict(self(x))
+        if mode == "map":
+            return self.mode().predict(x)
+        if mode != "mc":
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+        if samples < 1:
+            raise ValueError(f"samples must be at least 1, got {samples}")
+        drawn = [self.sample(generator).predict(x) for _ in range(samples)]
+        return self.head.mix(drawn)  # type: ignore[arg-type]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all parameters and buffers to a safetensors file; a crash leaves the old file or the new, whole."""
+        target = Path(path)
+        tensors = {name: tensor.detach().contiguous().clone() for name, tensor in self.state_dict().items()}
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
+        os.close(handle)
+        try:
+            save_file(tensors, temporary, metadata={"format": _FORMAT})
+            with open(temporary, "rb") as written:
+                os.fsync(written.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def load(self, path: str | os.PathLike[str]) -> Network:
+        """Read what `save` wrote into this network, which must have the same architecture. Nothing is unpickled."""
+        own = self.state_dict()
+        try:
+            with safe_open(path, framework="pt") as file:
+                if (file.metadata() or {}).get("format") != _FORMAT:
+                    raise ValueError(f"path: {path} holds no {_FORMAT} weights")
+                names = set(file.keys())
+                if names != set(own):
+                    missing, extra = sorted(set(own) - names), sorted(names - set(own))
+                    raise ValueError(
+                        f"path: {path} is of another architecture: missing {missing[:5]}, unexpected {extra[:5]}"
+                    )
+                loaded = {name: file.get_tensor(name) for name in names}
+        except SafetensorError as error:
+            raise ValueError(f"path: {path} is not a readable safetensors file: {error}") from None
+        for name, tensor in loaded.items():
+            if tensor.shape != own[name].shape or tensor.is_floating_point() != own[name].is_floating_point():
+                raise ValueError(
+                    f"path: {name} in {path} is {tensor.dtype} {tuple(tensor.shape)}, expected {own[name].dtype} "
+                    f"{tuple(own[name].shape)}"
+                )
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"path: {name} in {path} has NaN or infinite values")
+        self.load_state_dict(loaded)
+        return self
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block, each module's own mode restored after it."""
+    modes = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child, training in modes:
+            child.training = training
+
+
+def _require_input(x: Tensor) -> None:
+    require_floating(x, "x")
+    require_finite(x, "x")
+
+
+def _no_posterior(posterior: Posterior) -> Tensor:
+    raise ValueError("a head has no quantized weights")

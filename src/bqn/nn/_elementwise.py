@@ -1,0 +1,121 @@
+"""Layers of small fan-in (C.1): shortcut, element-wise product, dropout."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from bqn.beliefs import Belief, Categorical, Gaussian, moments
+from bqn.checks import require_positive
+from bqn.levels import BINARY
+from bqn.nn._layer import HiddenVariableLayer, Layer
+from bqn.nn._posterior import DEFAULT_RHO, Posterior, belief_of
+from bqn.nn._shapes import require_input
+from bqn.propagate import contraction
+
+
+class Add(Layer):
+    """The sum of two beliefs, for shortcuts: `Add()(a, b)`.
+
+    Two Categoricals give a Categorical over the whole support of the sum; put a `Quantize` behind it to return to a
+    few levels. With a Gaussian, means and variances add. A tensor shifts.
+    """
+
+    def forward(self, a: Belief, b: Belief) -> Belief:
+        if a.shape != b.shape:
+            raise ValueError(f"b must have the shape of a, {tuple(a.shape)}, got {tuple(b.shape)}")
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return a + b
+        if isinstance(a, Categorical) and isinstance(b, Categorical):
+            return contraction.combine(a, b, operator.add)
+        beliefs = [belief for belief in (a, b) if not isinstance(belief, Tensor)]
+        mean = moments(a)[0] + moments(b)[0]
+
+        def var() -> Tensor:
+            return sum((belief.var for belief in beliefs[1:]), beliefs[0].var)
+
+        def within(momentum: float | None) -> Tensor:
+            parts = [x.within_batch_var(momentum) if isinstance(x, Gaussian) else x.var for x in beliefs]
+            return sum(parts[1:], parts[0])
+
+        return Gaussian.of(mean, var, within)
+
+
+class Product(Layer):
+    """Multiply each unit by a random quantized weight of its own (element-wise product).
+
+    Parameters
+    ----------
+    num_features : int
+        Units, dimension 1 of the input.
+    levels, prior : as for `Linear`
+
+    A Categorical gives a Categorical over the products; anything real-valued gives a Gaussian of the same moments.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        levels: Iterable[float] | Tensor = BINARY,
+        prior: Iterable[float] | Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_features = require_positive(num_features, "num_features")
+        self.weight = Posterior((num_features,), levels, prior)
+        self.reset_parameters()
+
+    def reset_parameters(self, rho: float = DEFAULT_RHO, generator: torch.Generator | None = None) -> None:
+        self.weight.signal_init_(rho, generator)
+
+    def forward(self, x: Belief) -> Belief:
+        require_input(x, self.num_features, axis=1, dims=None, layer="Product")
+        weight = belief_of(self.weight)
+        assert weight is not None
+        weight = weight.reshape(-1, *(1 for _ in x.shape[2:]))
+        if isinstance(weight, Tensor):
+            if not isinstance(x, Tensor):
+                raise ValueError("x must be known where the weight is: sample the whole network")
+            return x * weight
+        assert isinstance(weight, Categorical)
+        if isinstance(x, Categorical):
+            return contraction.combine(x, weight, operator.mul)
+        mean, var = moments(x)
+        noise = mean.square() * weight.var
+        if var is not None:
+            noise = noise + var * (weight.mean.square() + weight.var)
+        return Gaussian.of(mean * weight.mean, noise)
+
+
+class Dropout(HiddenVariableLayer):
+    """Set each unit to zero with probability `p`.
+
+    The mask is a hidden variable of the model, at training and at test alike: the analytic pass sums it out, a
+    sampled network draws it at every forward. Values are not rescaled, so that levels stay levels.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise ValueError(f"p must lie between 0 and 1, got {p}")
+        self.p = p
+
+    def forward(self, x: Belief) -> Belief:
+        keep = 1 - self.p
+        if self.draws:
+            if not isinstance(x, Tensor):
+                raise ValueError("x must be known in a sampled network")
+            return x * self.draw(x.new_tensor((self.p, keep)), x.shape).to(x.dtype)
+        if isinstance(x, Categorical):
+            spread = contraction.with_zero(x)
+            zero = torch.zeros_like(spread.probs)
+            zero[..., spread.level_values.index(0.0)] = self.p
+            return Categorical.of(spread.level_values, probs=keep * spread.probs + zero)
+        mean, var = moments(x)
+        noise = keep * self.p * mean.square()
+        return Gaussian.of(keep * mean, noise if var is None else noise + keep * var)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

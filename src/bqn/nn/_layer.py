@@ -1,0 +1,80 @@
+"""What all layers share: how a network of posteriors becomes a plain quantized network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bqn.nn._posterior import Posterior
+
+Choose = Callable[[Posterior], Tensor]
+M = TypeVar("M", bound=nn.Module)
+
+
+class Layer(nn.Module):
+    """A module that takes beliefs and returns a belief.
+
+    A subclass implements `forward`. Its posteriors are attributes; they are replaced by plain tensors of the same
+    name when the network is sampled or maximized, so `forward` reads them through `belief_of`.
+    """
+
+    def become_fixed(self, original: Layer) -> None:
+        """Called on the copy after its posteriors have been replaced. Override to settle anything else."""
+
+
+class HiddenVariableLayer(Layer):
+    """A layer with hidden random variables of its own, such as dropout masks.
+
+    Analytic propagation sums them out. In a sampled or MAP network they are drawn anew at every forward, with
+    `generator` (torch's default generator if None).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws = False
+        self.generator: torch.Generator | None = None
+        self.chooser: Callable[[Tensor, torch.Size], Tensor] | None = None
+
+    def become_fixed(self, original: Layer) -> None:
+        self.draws = True
+
+    def draw(self, probs: Tensor, shape: torch.Size) -> Tensor:
+        """Indices of shape `shape`, each from the distribution `probs` `(K,)`."""
+        if self.chooser is not None:
+            return self.chooser(probs, shape)
+        race = torch.empty((*shape, probs.shape[-1]), dtype=probs.dtype, device=probs.device)
+        return (probs / race.exponential_(generator=self.generator)).argmax(-1)
+
+
+def fix(module: M, choose: Choose) -> M:
+    """A copy of `module` in which `choose` has settled every posterior: an ordinary quantized network, in eval mode.
+
+    A posterior that is used in several places is chosen once.
+    """
+    posteriors = {id(child): child for child in module.modules() if isinstance(child, Posterior)}
+    # The gaps spare a copy of the logits, which are the bulk of the network.
+    gaps: dict[int, object] = {key: nn.Identity() for key in posteriors}
+    clone = copy.deepcopy(module, gaps)
+    chosen = {key: choose(posterior) for key, posterior in posteriors.items()}
+    for name, original in module.named_modules():
+        target = clone.get_submodule(name) if not isinstance(original, Posterior) else None
+        if target is None:
+            continue
+        for child_name, child in original.named_children():
+            if isinstance(child, Posterior):
+                delattr(target, child_name)
+                target.register_buffer(child_name, chosen[id(child)])
+        if isinstance(target, Layer) and isinstance(original, Layer):
+            target.become_fixed(original)
+    return clone.eval()
+
+
+def set_generator(module: nn.Module, generator: torch.Generator | None) -> None:
+    """Let all hidden variables below `module` be drawn with `generator`."""
+    for child in module.modules():
+        if isinstance(child, HiddenVariableLayer):
+            child.generator = generator

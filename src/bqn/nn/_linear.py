@@ -1,0 +1,164 @@
+"""Fully connected layer, and what it shares with convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from bqn.beliefs import Belief
+from bqn.checks import require_positive
+from bqn.levels import BINARY
+from bqn.nn._layer import Layer
+from bqn.nn._posterior import DEFAULT_RHO, Posterior, belief_of
+from bqn.nn._shapes import require_input
+from bqn.propagate import clt, sums
+
+INITS = ("signal", "xavier")
+
+
+class WeightedSum(Layer):
+    """Base of Linear and the convolutions: posteriors, start, and the running centre of the inputs.
+
+    The centre serves a following batch norm, which asks for the noise within the batch alone
+    (`Gaussian.within_batch_var`). It is the mean of what each weight reads, per input feature, or per input channel and
+    kernel offset. When the network is sampled, the layer takes the shift that its drawn weights give to the whole
+    training set out of its output, because the analytic pass did not count it; without batch norm behind the layer
+    nothing is shifted.
+    """
+
+    input_centre: Tensor
+    centred_batches: Tensor
+
+    def __init__(
+        self,
+        weight_shape: tuple[int, ...],
+        centre_shape: tuple[int, ...],
+        geometry: clt.Geometry | None,
+        bias: bool,
+        levels: Iterable[float] | Tensor,
+        bias_levels: Iterable[float] | Tensor | None,
+        prior: Iterable[float] | Tensor | None,
+        method: str,
+        init: str,
+    ) -> None:
+        super().__init__()
+        self.geometry = geometry
+        self.method = sums.require_method(method)
+        if init not in INITS:
+            raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}")
+        self.init = init
+        self.weight = Posterior(weight_shape, levels, prior)
+        same_levels = bias_levels is None
+        self.bias = (
+            Posterior(
+                weight_shape[:1],
+                self.weight.level_values if bias_levels is None else bias_levels,
+                prior if same_levels and not (isinstance(prior, Tensor) and prior.dim() > 1) else None,
+            )
+            if bias
+            else None
+        )
+        self.register_buffer("input_centre", torch.zeros(centre_shape))
+        self.register_buffer("centred_batches", torch.tensor(0))
+        self.register_buffer("expected_shift", None)
+        self.reset_parameters()
+
+    def reset_parameters(self, rho: float = DEFAULT_RHO, generator: torch.Generator | None = None) -> None:
+        """Draw new starting posteriors."""
+        fan_in = self.weight.shape[1:].numel()
+        fan_out = self.weight.shape[0] * self.weight.shape[2:].numel()
+        for posterior in (self.weight, self.bias):
+            if posterior is None:
+                continue
+            if self.init == "signal":
+                posterior.signal_init_(rho, generator)
+            else:
+                posterior.xavier_init_(fan_in, fan_out, generator)
+
+    def forward(self, x: Belief) -> Belief:
+        self._require_input(x)
+        weight, bias = belief_of(self.weight), belief_of(self.bias)
+        assert weight is not None
+        result = sums.linear(x, weight, bias, self.method, self.geometry, self._centre)
+        if self.expected_shift is None:
+            return result
+        assert isinstance(result, Tensor)
+        return result - clt.per_unit(self._shift() - self.expected_shift, self.geometry)
+
+    def _require_input(self, x: Belief) -> None:
+        raise NotImplementedError
+
+    def _centre(self, mean: Tensor, momentum: float | None) -> Tensor:
+        if momentum is None:
+            return self.input_centre
+        if mean.shape[0] == 0:
+            return self.input_centre
+        weight = self.weight if isinstance(self.weight, Tensor) else self.weight.logits[..., 0]
+        centre = clt.batch_centre(mean, tuple(weight.shape[2:]), self.geometry)
+        with torch.no_grad():
+            self.input_centre.lerp_(centre.detach().to(self.input_centre.dtype), momentum)
+            self.centred_batches.add_(1)
+        return centre
+
+    def _shift(self) -> Tensor:
+        """What the weights make of the centre of the inputs: one number per output unit."""
+        weight = self.weight if isinstance(self.weight, Tensor) else self.weight.mean
+        groups = 1 if self.geometry is None else self.geometry.groups
+        centre = self.input_centre
+        if groups > 1:
+            centre = centre.unflatten(0, (groups, -1)).repeat_interleave(weight.shape[0] // groups, 0)
+        shift = (weight * centre).flatten(1).sum(-1)
+        if self.bias is None:
+            return shift
+        return shift + (self.bias if isinstance(self.bias, Tensor) else self.bias.mean)
+
+    def become_fixed(self, original: Layer) -> None:
+        assert isinstance(original, WeightedSum)
+        if int(original.centred_batches):
+            with torch.no_grad():
+                self.expected_shift = original._shift()
+
+
+class Linear(WeightedSum):
+    """Fully connected layer with quantized random weights.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+    bias : bool
+    levels : ascending sequence, the values a weight can take
+    bias_levels : the same for the bias; those of the weights by default
+    prior : categorical prior over the levels; uniform by default
+    method : "auto", "contract", "fft" or "clt"
+        How the inputs are added up, see `bqn.propagate.sums`. The exact methods need discrete input and return a
+        Categorical over the sum's support; "clt" returns a Gaussian.
+    init : "signal" or "xavier"
+        The start: one that lets the signal through deep networks, or the paper's.
+
+    Shapes: belief `(N, in_features)` to belief `(N, out_features)`; more leading dimensions are allowed.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        levels: Iterable[float] | Tensor = BINARY,
+        bias_levels: Iterable[float] | Tensor | None = None,
+        prior: Iterable[float] | Tensor | None = None,
+        method: str = "auto",
+        init: str = "signal",
+    ) -> None:
+        self.in_features = require_positive(in_features, "in_features")
+        self.out_features = require_positive(out_features, "out_features")
+        super().__init__(
+            (out_features, in_features), (in_features,), None, bias, levels, bias_levels, prior, method, init
+        )
+
+    def _require_input(self, x: Belief) -> None:
+        require_input(x, self.in_features, axis=-1, dims=None, layer="Linear")
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, method={self.method!r}"

@@ -1,0 +1,138 @@
+"""Batch norm on beliefs, and its re-estimation for sampled networks."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bqn.beliefs import Belief, Gaussian
+from bqn.checks import require_finite, require_floating, require_positive
+from bqn.nn._layer import Layer
+from bqn.nn._shapes import require_input
+
+
+class _BatchNorm(Layer):
+    """Batch norm on beliefs.
+
+    The statistics are those that a sampled network will see: by the law of total variance, the variance of the mean
+    over the batch plus the average variance. Batch norm subtracts what is common to the batch, so noise that is common
+    to the batch is not noise behind it. The layer before is asked for the noise within the batch alone
+    (`Gaussian.within_batch_var`): the two need no setting and no knowledge of each other, and any other layer may stand
+    between them if it passes the question on, as pooling, `Add` and `Flatten` do.
+
+    Parameters
+    ----------
+    num_features : int
+        Channels, dimension 1 of the input.
+    eps, momentum, affine : as in `torch.nn.BatchNorm2d`
+    """
+
+    dims: tuple[int, ...]
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
+        super().__init__()
+        self.num_features = require_positive(num_features, "num_features")
+        if not 0 < momentum <= 1:
+            raise ValueError(f"momentum must lie above 0 and at most be 1, got {momentum}")
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def forward(self, x: Belief) -> Belief:
+        require_input(x, self.num_features, axis=1, dims=self.dims, layer=type(self).__name__)
+        if isinstance(x, Tensor):
+            return self._normalize_tensor(x)
+        batch_statistics = self.training and x.shape[0] > 0
+        momentum = self.momentum if batch_statistics else None
+        var = x.within_batch_var(momentum) if isinstance(x, Gaussian) else x.var
+        column = (1, -1, *(1 for _ in x.shape[2:]))
+        if batch_statistics:
+            others = [dim for dim in range(x.mean.dim()) if dim != 1]
+            scatter, centre = torch.var_mean(x.mean, others, correction=0)
+            total = scatter + var.mean(others)
+            self._update(centre, total, x.mean.numel() // self.num_features)
+        else:
+            centre, total = self.running_mean, self.running_var
+        scale = (total + self.eps).rsqrt()
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -centre * scale if self.bias is None else self.bias - centre * scale
+        mean = x.mean * scale.reshape(column) + shift.reshape(column)
+        return Gaussian.of(mean, var * scale.square().reshape(column))
+
+    def _normalize_tensor(self, x: Tensor) -> Tensor:
+        batch_statistics = self.training and x.shape[0] > 0
+        if batch_statistics:
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, batch_statistics, self.momentum, self.eps
+        )
+
+    @torch.no_grad()
+    def _update(self, centre: Tensor, total: Tensor, count: int) -> None:
+        unbiased = total.detach() * (count / max(count - 1, 1))
+        self.running_mean.lerp_(centre.detach().to(self.running_mean.dtype), self.momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        self.num_batches_tracked.add_(1)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}"
+
+
+class BatchNorm1d(_BatchNorm):
+    __doc__ = _BatchNorm.__doc__
+    dims = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    __doc__ = _BatchNorm.__doc__
+    dims = (4,)
+
+
+@torch.no_grad()
+def recalibrate(qnn: nn.Module, x: Tensor, batch_size: int | None = None) -> nn.Module:
+    """Re-estimate the batch norm statistics of a sampled or MAP network on training inputs, in place.
+
+    One sampled filter serves every position and example, so its error shifts a whole channel; fresh statistics take
+    that shift out again.
+
+    Parameters
+    ----------
+    qnn : a network from `Network.sample` or `Network.mode`
+    x : Tensor `(N, ...)`
+        Some training inputs, no labels; a thousand are plenty. At least two.
+    batch_size : int or None
+        Inputs at a time; all at once by default. Statistics are averaged over batches.
+
+    Returns
+    -------
+    The same network.
+    """
+    require_floating(x, "x")
+    require_finite(x, "x")
+    if x.shape[0] < 2:
+        raise ValueError(f"x must hold at least two examples to estimate statistics from, got {x.shape[0]}")
+    norms = [module for module in qnn.modules() if isinstance(module, _BatchNorm)]
+    was_training = {module: module.training for module in norms}
+    momenta = {norm: norm.momentum for norm in norms}
+    batches = [batch for batch in x.split(batch_size or x.shape[0]) if batch.shape[0] > 1]
+    try:
+        for norm in norms:
+            norm.train()
+        for seen, batch in enumerate(batches):
+            for norm in norms:
+                norm.momentum = 1 / (seen + 1)
+            qnn(batch)
+    finally:
+        for norm in norms:
+            norm.momentum = momenta[norm]
+            norm.train(was_training[norm])
+    return qnn

@@ -1,0 +1,204 @@
+"""Pooling layers over one or two dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bqn.beliefs import Belief, Categorical, Gaussian, moments
+from bqn.nn._layer import HiddenVariableLayer, Layer
+from bqn.nn._shapes import numbers, require_input
+from bqn.propagate import pooling, sums
+from bqn.propagate.windows import output_size, windows
+
+_AVERAGE: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d}
+_MAXIMUM: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d}
+
+
+class _Pool(Layer):
+    """Windows of `kernel_size`, one after the other unless a stride is given: `(N, C, *in)` to `(N, C, *out)`."""
+
+    spatial: int
+
+    def __init__(
+        self,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] | None = None,
+        padding: int | tuple[int, ...] = 0,
+    ) -> None:
+        super().__init__()
+        self.kernel_size = numbers(kernel_size, self.spatial, "kernel_size", 1)
+        self.stride = self.kernel_size if stride is None else numbers(stride, self.spatial, "stride", 1)
+        self.padding = numbers(padding, self.spatial, "padding", 0)
+        if any(2 * pad > size for pad, size in zip(self.padding, self.kernel_size, strict=True)):
+            raise ValueError(f"padding must be at most half of kernel_size {self.kernel_size}, got {self.padding}")
+
+    def _require_input(self, x: Belief) -> None:
+        name = type(self).__name__
+        shape = tuple(x.shape)
+        require_input(x, shape[1] if len(shape) > 1 else 0, axis=1, dims=(2 + self.spatial,), layer=name)
+        for size, kernel, step, pad in zip(shape[2:], self.kernel_size, self.stride, self.padding, strict=True):
+            if output_size(size, kernel, step, pad) < 1:
+                raise ValueError(f"x must be at least as large as the window {self.kernel_size}, got shape {shape}")
+
+    def _windows(self, tensor: Tensor, trailing: int = 0) -> Tensor:
+        return windows(tensor, self.kernel_size, self.stride, self.padding, trailing=trailing)
+
+    def _absent(self, x: Tensor) -> Tensor | None:
+        """Which entries of the windows are padding."""
+        if not any(self.padding):
+            return None
+        inside = torch.ones(x.shape[-self.spatial :], device=x.device)
+        return self._windows(inside) == 0
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class _AvgPool(_Pool):
+    """Average pooling. Padded zeros count, as in torch.
+
+    Parameters
+    ----------
+    kernel_size, stride, padding : int or one per dimension
+    method : "auto", "contract", "fft" or "clt"
+        How a Categorical is averaged; the exact methods give a Categorical over all possible averages.
+    """
+
+    def __init__(
+        self,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] | None = None,
+        padding: int | tuple[int, ...] = 0,
+        method: str = "auto",
+    ) -> None:
+        super().__init__(kernel_size, stride, padding)
+        self.method = sums.require_method(method)
+
+    def _average(self, tensor: Tensor) -> Tensor:
+        if tensor.shape[0] == 0:
+            return self._windows(tensor).mean(-1)
+        result: Tensor = _AVERAGE[self.spatial](tensor, self.kernel_size, self.stride, self.padding)
+        return result
+
+    def forward(self, x: Belief) -> Belief:
+        self._require_input(x)
+        if isinstance(x, Tensor):
+            return self._average(x)
+        count = math.prod(self.kernel_size)
+        mean = self._average(x.mean)
+        if isinstance(x, Categorical):
+            return sums.average(
+                x, self.kernel_size, self.stride, self.padding, self.method, mean,
+                lambda: self._average(x.var) / count,
+            )  # fmt: skip
+        sums.choose(self.method, None)
+        return Gaussian.of(
+            mean,
+            lambda: self._average(x.var) / count,
+            lambda momentum: self._average(x.within_batch_var(momentum)) / count,
+        )
+
+
+class _MaxPool(_Pool):
+    """Max pooling. Padding never wins.
+
+    A Categorical keeps its levels, exactly. On a Gaussian the maximum is replaced by a normal variable with matched
+    mean and variance.
+    """
+
+    def forward(self, x: Belief) -> Belief:
+        self._require_input(x)
+        if isinstance(x, Tensor):
+            if x.shape[0] == 0:
+                return self._windows(x).amax(-1)
+            result: Tensor = _MAXIMUM[self.spatial](x, self.kernel_size, self.stride, self.padding)
+            return result
+        absent = self._absent(x.mean)
+        if isinstance(x, Gaussian):
+            read = Gaussian.of(self._windows(x.mean), self._windows(x.var))
+            return pooling.maximum_gaussian(read, absent)
+        if len(x.level_values) == 2:
+            return pooling.maximum_categorical(Categorical.of(x.level_values, mean=self._windows(x.mean)), absent)
+        return pooling.maximum_categorical(Categorical.of(x.level_values, probs=self._windows(x.probs, 1)), absent)
+
+
+class _ProbPool(_Pool, HiddenVariableLayer):
+    """Probabilistic pooling: one of the inputs, chosen at random.
+
+    Parameters
+    ----------
+    kernel_size, stride : int or one per dimension
+    weights : sequence of float, one per window entry in row-major order, or None
+        Probabilities of the choice; uniform by default.
+
+    The choice is a hidden variable: summed out in the analytic pass, drawn at every forward of a sampled network.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] | None = None,
+        weights: Sequence[float] | Tensor | None = None,
+    ) -> None:
+        super().__init__(kernel_size, stride, 0)
+        count = math.prod(self.kernel_size)
+        given = torch.full((count,), 1 / count) if weights is None else torch.as_tensor(weights, dtype=torch.float64)
+        if given.shape != (count,) or bool((given < 0).any()) or abs(float(given.sum()) - 1) > 1e-6:
+            raise ValueError(f"weights must be {count} probabilities that sum to one, got {weights}")
+        self.register_buffer("weights", given.to(torch.get_default_dtype()))
+
+    def forward(self, x: Belief) -> Belief:
+        self._require_input(x)
+        if self.draws:
+            if not isinstance(x, Tensor):
+                raise ValueError("x must be known in a sampled network")
+            read = self._windows(x)
+            chosen = self.draw(self.weights, read.shape[:-1])
+            return read.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+        if isinstance(x, Categorical):
+            if len(x.level_values) == 2:
+                read_belief = Categorical.of(x.level_values, mean=self._windows(x.mean))
+            else:
+                read_belief = Categorical.of(x.level_values, probs=self._windows(x.probs, 1))
+            return pooling.choice_categorical(read_belief, self.weights.to(x.dtype))
+        mean, var = moments(x)
+        read_var = None if var is None else self._windows(var)
+        return pooling.choice_gaussian(self._windows(mean), read_var, self.weights.to(mean.dtype))
+
+
+class AvgPool1d(_AvgPool):
+    __doc__ = _AvgPool.__doc__
+    spatial = 1
+
+
+class AvgPool2d(_AvgPool):
+    __doc__ = _AvgPool.__doc__
+    spatial = 2
+
+
+class MaxPool1d(_MaxPool):
+    __doc__ = _MaxPool.__doc__
+    spatial = 1
+
+
+class MaxPool2d(_MaxPool):
+    __doc__ = _MaxPool.__doc__
+    spatial = 2
+
+
+class ProbPool1d(_ProbPool):
+    __doc__ = _ProbPool.__doc__
+    spatial = 1
+
+
+class ProbPool2d(_ProbPool):
+    __doc__ = _ProbPool.__doc__
+    spatial = 2

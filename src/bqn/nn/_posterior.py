@@ -1,0 +1,192 @@
+"""Posteriors: the categorical distribution that a network learns over each of its weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bqn.beliefs import Belief, Categorical
+from bqn.levels import BINARY, Levels, as_levels, level_tensor
+
+# The share of a weight's second moment that its mean carries at the start. Chosen by experiment: see docs/start.md.
+DEFAULT_RHO = 0.54
+
+
+class Posterior(nn.Module):
+    """A learnable categorical distribution for every element of a weight tensor.
+
+    Parameters
+    ----------
+    shape : shape of the weight tensor
+    levels : ascending sequence of D values
+    prior : sequence of D probabilities, or a Tensor broadcastable to `shape + (D,)`; uniform by default
+
+    Attributes
+    ----------
+    logits : Parameter `shape + (D,)`
+        Unnormalized log-probabilities.
+    """
+
+    log_prior: Tensor
+
+    def __init__(
+        self,
+        shape: Iterable[int],
+        levels: Iterable[float] | Tensor = BINARY,
+        prior: Iterable[float] | Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.level_values: Levels = as_levels(levels, at_least=2)
+        full_shape = (*shape, len(self.level_values))
+        self.logits = nn.Parameter(torch.zeros(full_shape))
+        self.register_buffer("log_prior", _log_prior(prior, full_shape))
+        self.uniform_prior = prior is None
+
+    @property
+    def levels(self) -> Tensor:
+        """The D levels, shape `(D,)`."""
+        return level_tensor(self.level_values, self.logits)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the weight tensor."""
+        return self.logits.shape[:-1]
+
+    def belief(self) -> Categorical:
+        return Categorical.of_logits(self.logits, self.level_values)
+
+    def kl(self) -> Tensor:
+        """KL(Q ‖ prior) in nats, summed over all weights: a scalar, in closed form."""
+        if self.uniform_prior and len(self.level_values) == 2:
+            binary: Tensor = _BinaryKL.apply(self.logits)  # type: ignore[no-untyped-call]
+            return binary
+        log_q = torch.log_softmax(self.logits, -1)
+        return (log_q.exp() * (log_q - self.log_prior)).sum()
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """One draw of the weights."""
+        with torch.no_grad():
+            return self.belief().sample(generator)
+
+    def mode(self) -> Tensor:
+        """The most probable weights."""
+        with torch.no_grad():
+            return self.belief().mode()
+
+    @property
+    def mean(self) -> Tensor:
+        return self.belief().mean
+
+    @property
+    def var(self) -> Tensor:
+        return self.belief().var
+
+    def entropy(self) -> Tensor:
+        """Entropy per weight, in nats."""
+        return self.belief().entropy()
+
+    @torch.no_grad()
+    def signal_init_(self, rho: float = DEFAULT_RHO, generator: torch.Generator | None = None) -> Posterior:
+        """Start with mean weights large enough that a signal survives many layers.
+
+        Logits are drawn from a normal distribution whose width makes E[mean²] = `rho` · E[θ²]. With q = E[h²] of the
+        mean activations, the next layer then has (2/π) arcsin(ρ q): the smaller ρ, the faster a deep network
+        forgets its input.
+        """
+        if not 0 <= rho < 1:
+            raise ValueError(f"rho must be at least 0 and below 1, got {rho}")
+        self.logits.normal_(generator=generator).mul_(logit_width(self.level_values, rho))
+        return self
+
+    @torch.no_grad()
+    def xavier_init_(self, fan_in: int, fan_out: int, generator: torch.Generator | None = None) -> Posterior:
+        """The paper's start: logits uniform within ±√(6 / (fan_in + fan_out)). All weights are nearly undecided."""
+        bound = math.sqrt(6 / (fan_in + fan_out))
+        self.logits.uniform_(-bound, bound, generator=generator)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.shape)}, levels={self.level_values}"
+
+
+class _BinaryKL(torch.autograd.Function):
+    """KL from a uniform prior for two levels: Σ log 2 + half·tanh(half) - log(2 cosh(half)), half the half log-odds.
+
+    Its gradient, half·(1 - tanh²)/2 and minus that, needs no softmax over pairs, which is most of the cost.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor) -> Tensor:
+        half = 0.5 * (logits[..., 1] - logits[..., 0])
+        size = half.abs()
+        # half·tanh(half) - log cosh(half) with every term bounded: size·(tanh(size) - 1) - log1p(e^(-2 size)) + log 2
+        decay = torch.exp(-2 * size)
+        return (math.log(2) - torch.log1p(decay) - 2 * size * decay / (1 + decay)).sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        (grad,) = grads
+        (logits,) = ctx.saved_tensors
+        half = 0.5 * (logits[..., 1] - logits[..., 0])
+        decay = torch.exp(-2 * half.abs())
+        slope = half * decay * 2 / (1 + decay).square() * grad
+        return torch.stack((-slope, slope), -1)
+
+
+def belief_of(weight: Posterior | Tensor | None) -> Belief | None:
+    """What is known about a weight: its posterior's belief, or the tensor that a sampled network holds."""
+    return weight.belief() if isinstance(weight, Posterior) else weight
+
+
+def _log_prior(prior: Iterable[float] | Tensor | None, full_shape: tuple[int, ...]) -> Tensor:
+    if prior is None:
+        return torch.full((full_shape[-1],), -math.log(full_shape[-1]))
+    probs = torch.as_tensor(prior if isinstance(prior, Tensor) else list(prior), dtype=torch.float64)
+    try:
+        fits = torch.broadcast_shapes(probs.shape, full_shape) == torch.Size(full_shape)
+    except RuntimeError:
+        fits = False
+    if probs.dim() == 0 or not fits:
+        raise ValueError(
+            f"prior must hold {full_shape[-1]} probabilities or broadcast to {full_shape}, got {tuple(probs.shape)}"
+        )
+    if not bool((probs > 0).all()) or not bool(torch.isfinite(probs).all()):
+        raise ValueError("prior must be positive everywhere: a level of prior probability zero makes the KL infinite")
+    if bool(((probs.sum(-1) - 1).abs() > 1e-6).any()):
+        raise ValueError(f"prior must sum to one, got {probs.sum(-1).tolist()}")
+    return probs.log().to(torch.get_default_dtype())
+
+
+@lru_cache(maxsize=256)
+def logit_width(levels: Levels, rho: float) -> float:
+    """The standard deviation of normal logits at which the mean carries the share `rho` of the second moment."""
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.randn(20_000, len(levels), generator=generator, dtype=torch.float64)
+    values = torch.tensor(levels, dtype=torch.float64)
+
+    def share(width: float) -> float:
+        probs = torch.softmax(width * draws, -1)
+        return float((probs @ values).square().mean() / (probs @ values.square()).mean())
+
+    low, high = 0.0, 1.0
+    if share(low) >= rho:
+        return low
+    while share(high) < rho:
+        if high > 1e4:
+            raise ValueError(f"rho={rho} cannot be reached with the levels {levels}")
+        high *= 2
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if share(middle) < rho else (low, middle)
+    return 0.5 * (low + high)

@@ -1,0 +1,105 @@
+"""Nonlinearities: the law of a quantized value (C.3 for Gaussian input, C.1 for discrete input)."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+import torch
+from torch import Tensor
+
+from bqn.beliefs import Belief, Categorical, Gaussian
+from bqn.levels import Levels, index_tensor, level_tensor
+
+_ROOT_HALF = math.sqrt(0.5)
+_SURE = 40.0  # standard deviations beyond which the normal distribution function is 0 or 1 in float64
+
+
+def standardize(mean: Tensor, var: Tensor, threshold: float | Tensor = 0.0) -> Tensor:
+    """`(mean - threshold) / √var`; plus or minus 40 where there is no variance, plus on the threshold itself.
+
+    The floor on the variance keeps `var^-1.5`, which the gradient needs, inside the range of the dtype.
+    """
+    distance = mean - threshold if isinstance(threshold, Tensor) or threshold != 0 else mean
+    noisy = var > torch.finfo(var.dtype).tiny ** 0.5
+    score = distance * torch.where(noisy, var, 1.0).rsqrt()
+    return torch.where(noisy, score, torch.where(distance >= 0, _SURE, -_SURE).to(score.dtype))
+
+
+def quantize(x: Belief, levels: Levels, thresholds: Levels) -> Tensor | Categorical:
+    """Map `x` to the level of the interval it falls into; a value on a threshold goes up.
+
+    Parameters
+    ----------
+    x : belief `(...)`
+    levels : D ascending values
+    thresholds : D - 1 ascending values between which the intervals lie
+    """
+    if isinstance(x, Tensor):
+        if len(levels) == 2:
+            return torch.where(x >= thresholds[0], levels[1], levels[0]).to(x.dtype)
+        position = torch.bucketize(x.detach(), level_tensor(thresholds, x), right=True)
+        return level_tensor(levels, x)[position]
+    if isinstance(x, Categorical):
+        return _quantize_categorical(x, levels, thresholds)
+    return _quantize_gaussian(x, levels, thresholds)
+
+
+def _quantize_categorical(x: Categorical, levels: Levels, thresholds: Levels) -> Categorical:
+    position = tuple(bisect_right(thresholds, value) for value in x.level_values)
+    if position == tuple(range(len(levels))):
+        if levels == x.level_values:
+            return x
+        return Categorical.of(levels, probs=x.probs)
+    target = index_tensor(position, x.probs)
+    probs = x.probs.new_zeros((*x.probs.shape[:-1], len(levels))).index_add(-1, target, x.probs)
+    return Categorical.of(levels, probs=probs)
+
+
+def _quantize_gaussian(x: Gaussian, levels: Levels, thresholds: Levels) -> Categorical:
+    if len(levels) == 2:
+        # Only the mean is formed here: it is all that a following linear layer needs.
+        tilt = torch.erf(standardize(x.mean, x.var, thresholds[0]) * _ROOT_HALF)
+        middle, half = 0.5 * (levels[1] + levels[0]), 0.5 * (levels[1] - levels[0])
+        return Categorical.of(levels, mean=tilt if middle == 0 and half == 1 else middle + half * tilt)
+    scores = [standardize(x.mean, x.var, threshold) for threshold in thresholds]
+    above = [torch.special.ndtr(score) for score in scores]
+    below = [torch.special.ndtr(-score) for score in scores]
+    probs = [below[0]]
+    for k in range(1, len(thresholds)):
+        # Subtract in the nearer tail, where both numbers are small and nothing cancels.
+        probs.append(torch.where(scores[k] > 0, below[k] - below[k - 1], above[k - 1] - above[k]))
+    probs.append(above[-1])
+    return Categorical.of(levels, probs=torch.stack(probs, -1))
+
+
+def shift(x: Belief, offset: float) -> Belief:
+    """The law of `x + offset`."""
+    if isinstance(x, Tensor):
+        return x + offset
+    if isinstance(x, Gaussian):
+        return Gaussian.of(x.mean + offset, lambda: x.var)
+    return Categorical.of(tuple(level + offset for level in x.level_values), probs=x.probs)
+
+
+def random_threshold(
+    x: Belief, threshold: Tensor | Categorical, levels: Levels, thresholds: Levels
+) -> Tensor | Categorical:
+    """The law of `quantize(x - t)` for a random t per unit (C.1, nonlinear layers).
+
+    `threshold` is a Categorical whose shape broadcasts against that of `x`, or a tensor where t is known.
+    """
+    if isinstance(threshold, Tensor):
+        if isinstance(x, Tensor):
+            return quantize(x - threshold, levels, thresholds)
+        if isinstance(x, Gaussian):
+            return quantize(Gaussian.of(x.mean - threshold, lambda: x.var), levels, thresholds)
+        raise ValueError("threshold: a drawn threshold needs drawn input; sample the whole network instead")
+    total: Tensor | None = None
+    for position, value in enumerate(threshold.level_values):
+        law = quantize(shift(x, -value), levels, thresholds)
+        known = law if isinstance(law, Categorical) else Categorical.certain(law, levels)
+        term = threshold.probs[..., position].unsqueeze(-1) * known.probs
+        total = term if total is None else total + term
+    assert total is not None
+    return Categorical.of(levels, probs=total)
