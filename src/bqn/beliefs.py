@@ -349,8 +349,11 @@ class Categorical:
 Belief: TypeAlias = Tensor | Gaussian | Categorical
 
 
-def moments(belief: Belief) -> tuple[Tensor, Tensor | None]:
-    """Mean and variance; None stands for the zero variance of a plain tensor."""
-    if isinstance(belief, Tensor):
-        return belief, None
-    return belief.mean, belief.var
+def mean_of(belief: Belief) -> Tensor:
+    """The mean; a plain tensor is its own."""
+    return belief if isinstance(belief, Tensor) else belief.mean
+
+
+def var_of(belief: Belief) -> Tensor | None:
+    """The variance; None stands for the zero variance of a plain tensor."""
+    return None if isinstance(belief, Tensor) else belief.var

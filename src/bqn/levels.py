@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, wraps
 from itertools import pairwise
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 Levels = tuple[float, ...]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 BINARY: Levels = (-1.0, 1.0)
 TERNARY: Levels = (-1.0, 0.0, 1.0)
@@ -29,12 +32,23 @@ _FINEST_STEP = 1024
 MAX_SUPPORT = 16384
 
 
+def _computed_once(function: Callable[P, R]) -> Callable[P, R]:
+    """Cache a function of constants; a compiler calls it while tracing instead of looking into it."""
+    cached = lru_cache(maxsize=1024)(function)
+
+    @wraps(function)
+    def constant(*args: P.args, **kwargs: P.kwargs) -> R:
+        return cached(*args, **kwargs)  # type: ignore[arg-type]
+
+    return cast(Callable[P, R], torch.compiler.assume_constant_result(constant))
+
+
 def as_levels(levels: Iterable[float] | Tensor, name: str = "levels", at_least: int = 1) -> Levels:
     """Return `levels` as a tuple of floats, or say why it is not an ascending set."""
     raw = levels.tolist() if isinstance(levels, Tensor) else list(levels)
     try:
         values = tuple(float(value) for value in raw)
-    except TypeError:
+    except (TypeError, ValueError):
         raise ValueError(f"{name} must be a flat sequence of numbers, got {levels!r}") from None
     if len(values) < at_least:
         raise ValueError(f"{name} must hold at least {at_least} value(s), got {values}")
@@ -69,7 +83,6 @@ def index_tensor(index: tuple[int, ...], like: Tensor) -> Tensor:
     return _constant(index, torch.int64, like.device)
 
 
-@lru_cache(maxsize=1024)
 def symmetric_pair(levels: Levels) -> float | None:
     """Return a if the set is {-a, a}, else None. Its squares are then constant, which saves a product."""
     return levels[1] if len(levels) == 2 and levels[0] == -levels[1] else None
@@ -93,13 +106,13 @@ def _merge(values: Sequence[float]) -> tuple[Levels, tuple[int, ...]]:
     return tuple(merged), tuple(index)
 
 
-@lru_cache(maxsize=1024)
+@_computed_once
 def combine_levels(a: Levels, b: Levels, operation: Callable[[float, float], float]) -> tuple[Levels, tuple[int, ...]]:
     """Distinct values of `operation` on every pair, and for each pair (row-major) the index of its value."""
     return _merge([operation(x, y) for x in a for y in b])
 
 
-@lru_cache(maxsize=1024)
+@_computed_once
 def lattice_step(sets: tuple[Levels, ...]) -> float | None:
     """The largest step such that the differences within every set are multiples of it; None if there is none."""
     gaps = [y - x for levels in sets for x, y in pairwise(levels)]
@@ -118,7 +131,7 @@ def lattice_step(sets: tuple[Levels, ...]) -> float | None:
     return unit * numerator / denominator
 
 
-@lru_cache(maxsize=1024)
+@_computed_once
 def lattice_index(levels: Levels, step: float) -> tuple[int, ...]:
     """How many lattice steps each level lies above the lowest."""
     return tuple(round((value - levels[0]) / step) for value in levels)

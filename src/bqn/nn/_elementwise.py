@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from bqn.beliefs import Belief, Categorical, Gaussian, moments
+from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
 from bqn.checks import require_positive
 from bqn.levels import BINARY
 from bqn.nn._layer import HiddenVariableLayer, Layer
@@ -32,7 +32,7 @@ class Add(Layer):
         if isinstance(a, Categorical) and isinstance(b, Categorical):
             return contraction.combine(a, b, operator.add)
         beliefs = [belief for belief in (a, b) if not isinstance(belief, Tensor)]
-        mean = moments(a)[0] + moments(b)[0]
+        mean = mean_of(a) + mean_of(b)
 
         def var() -> Tensor:
             return sum((belief.var for belief in beliefs[1:]), beliefs[0].var)
@@ -82,7 +82,7 @@ class Product(Layer):
         assert isinstance(weight, Categorical)
         if isinstance(x, Categorical):
             return contraction.combine(x, weight, operator.mul)
-        mean, var = moments(x)
+        mean, var = mean_of(x), var_of(x)
         noise = mean.square() * weight.var
         if var is not None:
             noise = noise + var * (weight.mean.square() + weight.var)
@@ -113,7 +113,7 @@ class Dropout(HiddenVariableLayer):
             zero = torch.zeros_like(spread.probs)
             zero[..., spread.level_values.index(0.0)] = self.p
             return Categorical.of(spread.level_values, probs=keep * spread.probs + zero)
-        mean, var = moments(x)
+        mean, var = mean_of(x), var_of(x)
         noise = keep * self.p * mean.square()
         return Gaussian.of(keep * mean, noise if var is None else noise + keep * var)
 

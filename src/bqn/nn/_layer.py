@@ -73,6 +73,12 @@ def fix(module: M, choose: Choose) -> M:
     return clone.eval()
 
 
+@torch.no_grad()
+def move_towards(running: Tensor, value: Tensor, momentum: float) -> None:
+    """Update a running statistic in place. Not `lerp_`, which cannot run under `vmap`."""
+    running.mul_(1 - momentum).add_(value.detach().to(running.dtype), alpha=momentum)
+
+
 def set_generator(module: nn.Module, generator: torch.Generator | None) -> None:
     """Let all hidden variables below `module` be drawn with `generator`."""
     for child in module.modules():

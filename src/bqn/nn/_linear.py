@@ -10,7 +10,7 @@ from torch import Tensor
 from bqn.beliefs import Belief
 from bqn.checks import require_positive
 from bqn.levels import BINARY
-from bqn.nn._layer import Layer
+from bqn.nn._layer import Layer, move_towards
 from bqn.nn._posterior import DEFAULT_RHO, Posterior, belief_of
 from bqn.nn._shapes import require_input
 from bqn.propagate import clt, sums
@@ -98,7 +98,7 @@ class WeightedSum(Layer):
         weight = self.weight if isinstance(self.weight, Tensor) else self.weight.logits[..., 0]
         centre = clt.batch_centre(mean, tuple(weight.shape[2:]), self.geometry)
         with torch.no_grad():
-            self.input_centre.lerp_(centre.detach().to(self.input_centre.dtype), momentum)
+            move_towards(self.input_centre, centre, momentum)
             self.centred_batches.add_(1)
         return centre
 

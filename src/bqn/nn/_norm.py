@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bqn.beliefs import Belief, Gaussian
 from bqn.checks import require_finite, require_floating, require_positive
-from bqn.nn._layer import Layer
+from bqn.nn._layer import Layer, move_towards
 from bqn.nn._shapes import require_input
 
 
@@ -78,9 +78,9 @@ class _BatchNorm(Layer):
 
     @torch.no_grad()
     def _update(self, centre: Tensor, total: Tensor, count: int) -> None:
-        unbiased = total.detach() * (count / max(count - 1, 1))
-        self.running_mean.lerp_(centre.detach().to(self.running_mean.dtype), self.momentum)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        unbiased = total * (count / max(count - 1, 1))
+        move_towards(self.running_mean, centre, self.momentum)
+        move_towards(self.running_var, unbiased, self.momentum)
         self.num_batches_tracked.add_(1)
 
     def extra_repr(self) -> str:

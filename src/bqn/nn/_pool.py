@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bqn.beliefs import Belief, Categorical, Gaussian, moments
+from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
+from bqn.levels import level_tensor
 from bqn.nn._layer import HiddenVariableLayer, Layer
 from bqn.nn._shapes import numbers, require_input
 from bqn.propagate import pooling, sums
@@ -140,8 +141,6 @@ class _ProbPool(_Pool, HiddenVariableLayer):
     The choice is a hidden variable: summed out in the analytic pass, drawn at every forward of a sampled network.
     """
 
-    weights: Tensor
-
     def __init__(
         self,
         kernel_size: int | tuple[int, ...],
@@ -150,10 +149,10 @@ class _ProbPool(_Pool, HiddenVariableLayer):
     ) -> None:
         super().__init__(kernel_size, stride, 0)
         count = math.prod(self.kernel_size)
-        given = torch.full((count,), 1 / count) if weights is None else torch.as_tensor(weights, dtype=torch.float64)
-        if given.shape != (count,) or bool((given < 0).any()) or abs(float(given.sum()) - 1) > 1e-6:
+        given = [1 / count] * count if weights is None else [float(weight) for weight in weights]
+        if len(given) != count or min(given) < 0 or not math.isclose(sum(given), 1, abs_tol=1e-6):
             raise ValueError(f"weights must be {count} probabilities that sum to one, got {weights}")
-        self.register_buffer("weights", given.to(torch.get_default_dtype()))
+        self.weights = tuple(weight / sum(given) for weight in given)
 
     def forward(self, x: Belief) -> Belief:
         self._require_input(x)
@@ -161,17 +160,17 @@ class _ProbPool(_Pool, HiddenVariableLayer):
             if not isinstance(x, Tensor):
                 raise ValueError("x must be known in a sampled network")
             read = self._windows(x)
-            chosen = self.draw(self.weights, read.shape[:-1])
+            chosen = self.draw(level_tensor(self.weights, x), read.shape[:-1])
             return read.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
         if isinstance(x, Categorical):
             if len(x.level_values) == 2:
                 read_belief = Categorical.of(x.level_values, mean=self._windows(x.mean))
             else:
                 read_belief = Categorical.of(x.level_values, probs=self._windows(x.probs, 1))
-            return pooling.choice_categorical(read_belief, self.weights.to(x.dtype))
-        mean, var = moments(x)
+            return pooling.choice_categorical(read_belief, level_tensor(self.weights, x.mean))
+        mean, var = mean_of(x), var_of(x)
         read_var = None if var is None else self._windows(var)
-        return pooling.choice_gaussian(self._windows(mean), read_var, self.weights.to(mean.dtype))
+        return pooling.choice_gaussian(self._windows(mean), read_var, level_tensor(self.weights, mean))
 
 
 class AvgPool1d(_AvgPool):

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bqn.beliefs import Belief, Categorical, Gaussian, moments
+from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
 from bqn.propagate.windows import windows
 
 
@@ -107,7 +107,7 @@ def _window_sum(per_input: Tensor, weight: Tensor, geometry: Geometry | None) ->
 
 def _variance(x: Belief, weight: Categorical, geometry: Geometry | None, centre: Tensor | None = None) -> Tensor:
     """`S ν + V (μ - centre)²` with as few products as the levels allow."""
-    mean, var = moments(x)
+    mean = mean_of(x)
     distance = mean if centre is None else mean - centre
     input_square = x.constant_square if isinstance(x, Categorical) and centre is None else None
     weight_square = weight.constant_square
@@ -117,6 +117,7 @@ def _variance(x: Belief, weight: Categorical, geometry: Geometry | None, centre:
         if input_square is not None:  # and so is ν + d², but for the padding: one example counts for all
             square = torch.full_like(mean[:1], input_square)
         else:
+            var = var_of(x)
             square = distance.square() if var is None else var + distance.square()
         return _remainder(distance, weight.mean, weight_square * _window_sum(square, weight.mean, geometry), geometry)
     second_moment = weight.mean.square() + weight.var
@@ -124,6 +125,7 @@ def _variance(x: Belief, weight: Categorical, geometry: Geometry | None, centre:
         total = product(torch.full_like(mean[..., :1, :] if geometry is None else mean[:1], input_square),
                         second_moment, geometry)  # fmt: skip
         return _remainder(distance, weight.mean, total, geometry)
+    var = var_of(x)
     result = product(distance.square(), weight.var, geometry)
     return result if var is None else result + product(var, second_moment, geometry)
 
@@ -149,7 +151,7 @@ def _within_batch_variance(x: Belief, weight: Categorical, geometry: Geometry | 
     """`S ν + V (μ - centre)²` where a convolution's centre depends on the kernel offset."""
     if geometry is None:
         return _variance(x, weight, None, centre)
-    mean, _ = moments(x)
+    mean = mean_of(x)
     centre = centre.unflatten(0, (geometry.groups, -1)).repeat_interleave(weight.shape[0] // geometry.groups, 0)
     noise = weight.var * centre
     constant = per_unit((noise * centre).flatten(1).sum(-1), geometry)
@@ -174,11 +176,12 @@ def linear(
     centre : function or None
         Gives the centre of the inputs for `Gaussian.within_batch_var`, from their mean and the momentum.
     """
-    mean, _ = moments(x)
-    bias_mean, bias_var = (None, None) if bias is None else moments(bias)
+    mean = mean_of(x)
+    bias_mean = None if bias is None else mean_of(bias)
 
     def var() -> Tensor:
         result = _variance(x, weight, geometry)
+        bias_var = None if bias is None else var_of(bias)
         return result if bias_var is None else result + per_unit(bias_var, geometry)
 
     def within(momentum: float | None) -> Tensor:

@@ -44,6 +44,9 @@ def sum_terms(parts: Sequence[Categorical]) -> Categorical:
             f"method: 'fft' would need {elements:.2g} complex numbers for sums over {span} values; use 'clt' for a "
             "fan-in this large"
         )
+    if any(part.shape.numel() == 0 for part in parts):  # an empty batch, which FFT libraries refuse
+        shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+        return Categorical.of(sum_levels(terms), probs=parts[0].probs.new_zeros((*shape, span)))
     spectrum = None
     for part, index in zip(parts, indices, strict=True):
         product = tree_product(torch.fft.rfft(_on_lattice(part, index), n=span), -2)

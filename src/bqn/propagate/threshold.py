@@ -21,7 +21,7 @@ def standardize(mean: Tensor, var: Tensor, threshold: float | Tensor = 0.0) -> T
     The floor on the variance keeps `var^-1.5`, which the gradient needs, inside the range of the dtype.
     """
     distance = mean - threshold if isinstance(threshold, Tensor) or threshold != 0 else mean
-    noisy = var > torch.finfo(var.dtype).tiny ** 0.5
+    noisy = ~(var <= torch.finfo(var.dtype).tiny ** 0.5)  # so that a NaN stays a NaN
     score = distance * torch.where(noisy, var, 1.0).rsqrt()
     return torch.where(noisy, score, torch.where(distance >= 0, _SURE, -_SURE).to(score.dtype))
 
@@ -63,8 +63,9 @@ def _quantize_gaussian(x: Gaussian, levels: Levels, thresholds: Levels) -> Categ
         middle, half = 0.5 * (levels[1] + levels[0]), 0.5 * (levels[1] - levels[0])
         return Categorical.of(levels, mean=tilt if middle == 0 and half == 1 else middle + half * tilt)
     scores = [standardize(x.mean, x.var, threshold) for threshold in thresholds]
-    above = [torch.special.ndtr(score) for score in scores]
-    below = [torch.special.ndtr(-score) for score in scores]
+    # erfc, because torch.special.ndtr loses the lower tail
+    above = [0.5 * torch.erfc(-score * _ROOT_HALF) for score in scores]
+    below = [0.5 * torch.erfc(score * _ROOT_HALF) for score in scores]
     probs = [below[0]]
     for k in range(1, len(thresholds)):
         # Subtract in the nearer tail, where both numbers are small and nothing cancels.

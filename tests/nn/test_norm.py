@@ -1,0 +1,196 @@
+"""Batch norm on beliefs: statistics by total variance, and the noise that it takes out again."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+import bqn
+from tests.nn.contract import LayerContract, assert_named_error, random_categorical
+
+
+class TestBatchNorm1d(LayerContract):
+    """Evaluation mode: an affine map, exact in mean and variance."""
+
+    input_shape = (1, 3)
+    moments_only = True
+
+    def create_layer(self) -> bqn.nn.Layer:
+        torch.manual_seed(3)
+        norm = bqn.nn.BatchNorm1d(3)
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+        return norm
+
+
+def test_statistics_follow_the_law_of_total_variance() -> None:
+    norm = bqn.nn.BatchNorm1d(3, momentum=1.0, affine=False).double()
+    x = bqn.Gaussian(torch.randn(50, 3).double() * 2 + 1, torch.rand(50, 3).double())
+    result = norm(x)
+    total = x.mean.var(0, correction=0) + x.var.mean(0)
+    assert_close(result.mean, (x.mean - x.mean.mean(0)) / (total + norm.eps).sqrt())
+    assert_close(result.var, x.var / (total + norm.eps))
+    assert_close(norm.running_mean, x.mean.mean(0))
+    assert_close(norm.running_var, total * 50 / 49)
+    draws = torch.stack([x.sample() for _ in range(4000)])  # what sampled networks see
+    assert_close(draws.flatten(0, 1).var(0), total, rtol=0.02, atol=0)
+
+
+def test_tensor_input_is_ordinary_batch_norm() -> None:
+    ours, theirs = bqn.nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+    x = torch.randn(5, 3, 4, 4)
+    for _ in range(2):
+        assert_close(ours(x), theirs(x))
+    ours.eval(), theirs.eval()
+    assert_close(ours(x), theirs(x))
+    assert ours.num_batches_tracked == 2
+
+
+@pytest.mark.parametrize("levels", [bqn.BINARY, bqn.TERNARY])
+def test_linear_before_batch_norm_leaves_out_the_common_noise(levels: tuple[float, ...]) -> None:
+    """V((μ-μ̄)² + ν) + M²ν and no bias variance (reading: what batch norm subtracts is not noise behind it)."""
+    linear, norm = bqn.nn.Linear(60, 5, levels=levels).double(), bqn.nn.BatchNorm1d(5, affine=False).double()
+    x = random_categorical((20, 60), bqn.BINARY)
+    M, V = linear.weight.mean, linear.weight.var
+    centre = x.mean.mean(0)
+    var = ((x.mean - centre).square() + x.var) @ V.T + x.var @ M.square().T
+    mean = x.mean @ M.T + linear.bias.mean
+    total = mean.var(0, correction=0) + var.mean(0)
+    result = norm(linear(x))
+    assert_close(result.mean, (mean - mean.mean(0)) / (total + norm.eps).sqrt())
+    assert_close(result.var, var / (total + norm.eps))
+    assert_close(linear.input_centre, 0.1 * centre)  # momentum 0.1 from zero
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_conv_before_batch_norm_centres_every_kernel_offset(padding: int, groups: int) -> None:
+    """ν̃ = S*ν + V*μ² - 2(V∘μ̄_k)*μ + ΣVμ̄_k², with padded zeros in μ̄_k; here term by term from unfolded windows."""
+    conv = bqn.nn.Conv2d(2, 4, 3, padding=padding, groups=groups, bias=False, method="clt").double()
+    x = random_categorical((6, 2, 5, 4), bqn.BINARY)
+    read_mean = F.unfold(x.mean, 3, padding=padding)  # (N, C*9, L)
+    read_var = F.unfold(x.var, 3, padding=padding)
+    centre = read_mean.mean((0, 2))
+    M, V = torch.zeros(4, 18).double(), torch.zeros(4, 18).double()
+    for group in range(groups):  # spread grouped filters over all channels
+        rows, columns = slice(group * 4 // groups, (group + 1) * 4 // groups), slice(group * 18 // groups, (group + 1) * 18 // groups)  # noqa: E501  # fmt: skip
+        M[rows, columns], V[rows, columns] = conv.weight.mean[rows].flatten(1), conv.weight.var[rows].flatten(1)
+    distance = (read_mean - centre[:, None]).square()
+    expected = torch.einsum("oe,nel->nol", V, distance) + torch.einsum("oe,nel->nol", M.square() + V, read_var)
+    result = conv(x).within_batch_var(momentum=0.1)
+    assert_close(result.flatten(2), expected)
+    assert_close(conv.input_centre.flatten(), 0.1 * centre)
+
+
+def test_running_centre_makes_evaluation_batch_independent() -> None:
+    body = bqn.nn.Sequential(bqn.nn.Linear(30, 6), bqn.nn.BatchNorm1d(6)).double()
+    for _ in range(200):
+        body(torch.randn(64, 30).double() + 2)
+    body.eval()
+    x = torch.randn(3, 30).double() + 2
+    whole, alone = body(x), body(x[:1])
+    assert_close(whole.mean[:1], alone.mean)
+    assert_close(whole.var[:1], alone.var)
+
+
+def _trained_body() -> tuple[nn.Module, torch.Tensor]:
+    """Two convolutions with batch norm whose inputs are far from zero mean: the common noise is large."""
+    body = bqn.nn.Sequential(
+        bqn.nn.Conv2d(1, 16, 3, padding=1, bias=False),
+        bqn.nn.BatchNorm2d(16, momentum=1.0),
+        bqn.nn.AvgPool2d(2),
+        bqn.nn.Sign(),
+    ).double()
+    x = torch.randn(400, 1, 6, 6).double() * 0.5 - 1
+    body(x)
+    return body.eval(), x
+
+
+@pytest.mark.parametrize("recalibrated", [False, True])
+def test_sampled_networks_have_the_statistics_that_batch_norm_assumed(recalibrated: bool) -> None:
+    """Without the shift or recalibration the drawn channels would be off by their common noise."""
+    body, x = _trained_body()
+    expected = body[:2](x)
+    generator = torch.Generator().manual_seed(0)
+    spread, centre = [], []
+    for _ in range(150):
+        plain = bqn.nn.fix(body, lambda p: p.sample(generator))
+        if recalibrated:
+            bqn.recalibrate(plain, x)
+        out = plain[:2](x)
+        centre.append(out.mean((0, 2, 3)))
+        spread.append(out.var((0, 2, 3)))
+    centre, spread = torch.stack(centre), torch.stack(spread)
+    assert centre.abs().max() < 1e-2 if recalibrated else centre.abs().mean() < 1e-6  # one pass: centred exactly
+    assert_close(spread.mean(), torch.tensor(1.0).double(), rtol=0.1, atol=0)
+    # and what the analytic pass says about one example holds over networks
+    draws = torch.stack([bqn.nn.fix(body, lambda p: p.sample(generator))[:2](x[:4]) for _ in range(600)])
+    assert_close(draws.mean(0), expected.mean[:4], rtol=0, atol=0.25)
+    assert_close(draws.var(0).mean(), expected.var[:4].mean(), rtol=0.1, atol=0)
+
+
+def test_without_the_shift_the_common_noise_would_show() -> None:
+    """The same network with the shift removed has channel means far from what batch norm assumed."""
+    body, x = _trained_body()
+    plain = bqn.nn.fix(body, lambda p: p.sample(torch.Generator().manual_seed(0)))
+    raw = copy.deepcopy(plain)
+    raw[0].expected_shift = None
+    assert raw[:2](x).mean((0, 2, 3)).abs().mean() > 20 * plain[:2](x).mean((0, 2, 3)).abs().mean()
+
+
+def test_no_batch_norm_no_shift() -> None:
+    layer = bqn.nn.Linear(5, 3)
+    layer(torch.randn(4, 5))
+    plain = bqn.nn.fix(layer, lambda p: p.mode())
+    assert plain.expected_shift is None
+    x = torch.randn(4, 5)
+    assert_close(plain(x), x @ plain.weight.T + plain.bias)
+
+
+def test_pooling_flatten_and_add_pass_the_question_on() -> None:
+    conv = bqn.nn.Conv2d(1, 4, 3, padding=1, method="clt").double()
+    x = torch.randn(8, 1, 4, 4).double() + 3
+    pooled = bqn.nn.AvgPool2d(2)(conv(x))
+    within = conv(x).within_batch_var(1.0)
+    assert_close(pooled.within_batch_var(1.0), F.avg_pool2d(within, 2) / 4)
+    assert pooled.within_batch_var(1.0).mean() < 0.5 * pooled.var.mean()
+    assert_close(bqn.nn.Flatten()(conv(x)).within_batch_var(1.0), within.flatten(1))
+    assert_close(bqn.nn.Add()(conv(x), torch.zeros_like(within)).within_batch_var(1.0), within)
+    assert_close(bqn.nn.Add()(conv(x), conv(x)).within_batch_var(1.0), 2 * within)
+
+
+def test_batch_norm_takes_an_empty_batch_in_training() -> None:
+    norm = bqn.nn.BatchNorm1d(3)
+    before = norm.running_mean.clone()
+    assert norm(bqn.Gaussian(torch.zeros(0, 3), torch.zeros(0, 3))).mean.shape == (0, 3)
+    assert norm(torch.zeros(0, 3)).shape == (0, 3)
+    assert torch.equal(norm.running_mean, before)
+
+
+def test_recalibrate_sets_statistics_and_leaves_modes_alone() -> None:
+    net = bqn.models.mlp(6, 3, hidden=(8,))
+    x = torch.randn(100, 6)
+    for qnn in (net.mode(), net.mode()):
+        assert bqn.recalibrate(qnn, x) is qnn
+        assert not any(module.training for module in qnn.modules())
+        before = qnn.body[1](qnn.body[0](x))
+        assert_close(qnn.body[2].running_mean, before.mean(0))
+        assert_close(qnn.body[2].running_var, before.var(0))
+    batched = bqn.recalibrate(net.mode(), x, batch_size=20)
+    assert_close(batched.body[2].running_mean, before.mean(0))
+    assert batched.body[2].momentum == 0.1
+
+
+def test_bad_arguments_are_named() -> None:
+    assert_named_error(lambda: bqn.nn.BatchNorm1d(0), "num_features")
+    assert_named_error(lambda: bqn.nn.BatchNorm1d(3, momentum=0.0), "momentum")
+    assert_named_error(lambda: bqn.nn.BatchNorm2d(3)(torch.zeros(2, 3)), "x", "4 dimensions")
+    assert_named_error(lambda: bqn.nn.BatchNorm1d(3)(torch.zeros(2, 4)), "x", "3 features")
+    qnn = bqn.models.mlp(6, 3, hidden=(8,)).mode()
+    assert_named_error(lambda: bqn.recalibrate(qnn, torch.zeros(1, 6)), "x", "two examples")
+    assert_named_error(lambda: bqn.recalibrate(qnn, torch.full((4, 6), float("nan"))), "x", "finite")

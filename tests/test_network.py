@@ -1,0 +1,254 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import bqn
+from tests.nn.contract import assert_named_error
+
+
+class Residual(nn.Module):
+    """User code with a forward of its own: a shortcut around a binary layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = bqn.nn.Linear(4, 2)
+        self.second = bqn.nn.Linear(2, 2, bias=False)
+        self.sign, self.add = bqn.nn.Sign(), bqn.nn.Add()
+        self.last = bqn.nn.Linear(2, 2, bias=False)
+
+    def forward(self, x: bqn.Belief) -> bqn.Belief:
+        h = self.sign(self.first(x))
+        return self.last(self.sign(self.add(h, self.sign(self.second(h)))))
+
+
+def residual() -> bqn.Network:
+    return bqn.Network(Residual(), bqn.SoftmaxHead(2, scale=1.0)).double()
+
+
+def convolutional() -> bqn.Network:
+    return bqn.models.cnn((1, 8, 8), 3, channels=(4, 4), hidden=16)
+
+
+def test_modes_of_a_classifier() -> None:
+    net, x = bqn.models.mlp(6, 3, hidden=(20, 10)), torch.randn(7, 6)
+    for mode in ("analytic", "mc", "map"):
+        probs = net.predict(x, mode)
+        assert probs.shape == (7, 3)
+        assert not probs.requires_grad
+        assert_close(probs.sum(-1), torch.ones(7))
+    assert_close(net.predict(x, "map"), net.mode().predict(x))
+    one, two = (net.predict(x, "mc", generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(one, two)
+    generator = torch.Generator().manual_seed(3)
+    by_hand = torch.stack([net.sample(generator).predict(x) for _ in range(5)]).mean(0)
+    assert_close(one, by_hand)
+
+
+def test_modes_of_a_regressor() -> None:
+    net, x = bqn.models.regressor(4, hidden=(10,), out_features=2), torch.randn(5, 4)
+    for mode in ("analytic", "mc", "map"):
+        result = net.predict(x, mode)
+        assert all(part.shape == (5, 2) for part in result)
+        assert bool((result.var > 0).all())
+    y = torch.randn(5, 2)
+    (-net.elbo(x, y, 5, 1.0)).backward()
+    assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in net.parameters())
+
+
+@pytest.mark.parametrize("make", [residual, convolutional])
+def test_sampled_networks_are_plain_and_quantized(make) -> None:  # type: ignore[no-untyped-def]
+    net = make()
+    x = torch.randn(2, 4).double() if make is residual else torch.randn(2, 1, 8, 8)
+    for qnn in (net.sample(torch.Generator().manual_seed(0)), net.mode()):
+        out = qnn(x)
+        assert isinstance(out, Tensor)
+        assert isinstance(qnn.head, bqn.SoftmaxHead)
+        assert not any(isinstance(m, bqn.nn.Posterior) for m in qnn.modules())
+        weights = [m.weight for m in qnn.modules() if isinstance(m, (bqn.nn.Linear, bqn.nn.Conv2d))]
+        assert weights
+        assert all(set(w.unique().tolist()) <= {-1.0, 1.0} for w in weights)
+        assert_close(qnn.predict(x), qnn.head.predict(out).detach())
+    qnn.head.log_scale.data.add_(1.0)  # the copy does not share its head
+    assert net.head.log_scale.item() != qnn.head.log_scale.item()
+
+
+def test_residual_network_against_enumeration() -> None:
+    """Analytic means of a custom forward with a shortcut; mean field is close, samples are unbiased."""
+    net, x = residual(), torch.randn(2, 4).double()
+    truth = bqn.exact.predictive(net, x)
+    generator = torch.Generator().manual_seed(0)
+    sampled = net.predict(x, "mc", samples=3000, generator=generator)
+    assert_close(sampled, truth, atol=0.03, rtol=0)
+    assert_close(net.predict(x), truth, atol=0.15, rtol=0)
+    (-net.elbo(x, torch.tensor([0, 1]), 2, 1.0)).backward()
+    assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in net.parameters())
+
+
+def test_tied_weights_are_drawn_once() -> None:
+    first = bqn.nn.Linear(4, 4)
+    second = bqn.nn.Linear(4, 4)
+    second.weight = first.weight
+    net = bqn.Network(bqn.nn.Sequential(first, bqn.nn.Sign(), second), bqn.SoftmaxHead(4))
+    qnn = net.sample(torch.Generator().manual_seed(0))
+    assert torch.equal(qnn.body[0].weight, qnn.body[2].weight)
+    assert len(list(net.posteriors())) == 3  # the shared one counts once in the divergence
+
+
+def test_hidden_variables_are_drawn_anew_and_weights_once() -> None:
+    net = bqn.Network(bqn.nn.Sequential(bqn.nn.Dropout(0.5), bqn.nn.Linear(30, 3)), bqn.SoftmaxHead(30))
+    qnn, x = net.sample(torch.Generator().manual_seed(0)), torch.randn(1, 30)
+    weight = qnn.body[1].weight.clone()
+    assert not torch.equal(qnn(x), qnn(x))
+    assert torch.equal(qnn.body[1].weight, weight)
+
+
+def test_predict_uses_running_statistics_and_restores_modes() -> None:
+    net = bqn.models.mlp(6, 3, hidden=(8,))
+    net.body[2].eval()  # one layer in another mode
+    before = {name: m.training for name, m in net.named_modules()}
+    state = {name: t.clone() for name, t in net.state_dict().items()}
+    net.predict(torch.randn(5, 6))
+    assert {name: m.training for name, m in net.named_modules()} == before
+    assert all(torch.equal(t, state[name]) for name, t in net.state_dict().items())
+
+
+def test_state_dict_and_file_round_trip(tmp_path: Path) -> None:
+    net = convolutional()
+    x, y = torch.randn(16, 1, 8, 8), torch.randint(3, (16,))
+    net.elbo(x, y, 16, 1.0)  # moves the running statistics and centres
+    net.save(tmp_path / "net.safetensors")
+    other = convolutional().load(tmp_path / "net.safetensors")
+    for mode in ("analytic", "map"):
+        assert torch.equal(net.predict(x, mode), other.predict(x, mode))
+    third = convolutional()
+    third.load_state_dict(net.state_dict())
+    assert torch.equal(net.predict(x), third.predict(x))
+    assert os.listdir(tmp_path) == ["net.safetensors"]  # no temporary file stays
+
+
+def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, path = bqn.models.mlp(4, 2, hidden=(3,)), tmp_path / "net.safetensors"
+    net.save(path)
+    before = path.read_bytes()
+
+    def full_disk(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bqn.network.os.replace", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        net.save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["net.safetensors"]
+
+
+def test_bad_files_are_refused(tmp_path: Path) -> None:
+    net, path = bqn.models.mlp(4, 2, hidden=(3,)), tmp_path / "net.safetensors"
+    net.save(path)
+    good = path.read_bytes()
+    path.write_bytes(good[:-10])
+    assert_named_error(lambda: net.load(path), "path", "safetensors")
+    path.write_bytes(b"\x80\x04pickle")
+    assert_named_error(lambda: net.load(path), "path")
+    bqn.models.mlp(4, 2, hidden=(3, 3)).save(path)
+    assert_named_error(lambda: net.load(path), "another architecture", "unexpected")
+    bqn.models.mlp(5, 2, hidden=(3,)).save(path)
+    assert_named_error(lambda: net.load(path), "expected torch.float32")
+    save_file(net.state_dict(), path)
+    assert_named_error(lambda: net.load(path), "no bqn-weights")
+    with torch.no_grad():
+        net.head.log_scale.fill_(float("nan"))
+    net.save(path)
+    assert_named_error(lambda: bqn.models.mlp(4, 2, hidden=(3,)).load(path), "NaN", "log_scale")
+    with pytest.raises(FileNotFoundError):
+        net.load(tmp_path / "nothing")
+
+
+def test_bad_input_is_named() -> None:
+    net = bqn.models.mlp(4, 3, hidden=(5,))
+    x, y = torch.randn(6, 4), torch.randint(3, (6,))
+    for bad in (float("nan"), float("inf")):
+        broken = x.clone()
+        broken[2, 1] = bad
+        for call in (net, net.predict, net.mode().predict, lambda b: net.elbo(b, y, 6, 1.0)):
+            assert_named_error(lambda call=call, b=broken: call(b), "x", "finite", "1 NaN or infinite")
+    assert_named_error(lambda: net(x.long()), "x", "floating", kind=TypeError)
+    assert_named_error(lambda: net.predict(x.long()), "x", "floating", kind=TypeError)
+    assert_named_error(lambda: net.predict(x[:, :3]), "x", "4 features")
+    assert_named_error(lambda: net.predict(x, "average"), "mode", "analytic")
+    assert_named_error(lambda: net.predict(x, "mc", samples=0), "samples")
+    assert_named_error(lambda: net.elbo(x, y + 3, 6, 1.0), "y", "0 to 2")
+    assert_named_error(lambda: net.elbo(x, y[:3], 6, 1.0), "y", "(6,)")
+    assert_named_error(lambda: net.elbo(x, y.float(), 6, 1.0), "y", "integer", kind=TypeError)
+
+
+def test_empty_batch_gives_an_empty_result() -> None:
+    for net, shape in ((bqn.models.mlp(4, 3, hidden=(5,)), (0, 4)), (convolutional(), (0, 1, 8, 8))):
+        for mode in ("analytic", "mc", "map"):
+            assert net.predict(torch.zeros(shape), mode).shape == (0, 3)
+    regressor = bqn.models.regressor(4)
+    for mode in ("analytic", "mc", "map"):
+        assert regressor.predict(torch.zeros(0, 4), mode).mean.shape == (0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd.*should not be instantiated:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("make", ["mlp", "cnn"])
+def test_training_step_compiles_as_one_graph(make: str) -> None:
+    """No graph break: nothing in the hot path reads a value back. Same value and gradients as eager."""
+    net = bqn.models.mlp(12, 3, hidden=(8, 6)) if make == "mlp" else bqn.models.cnn((1, 8, 8), 3, (4, 4), 8)
+    x = torch.randn(5, 12) if make == "mlp" else torch.randn(5, 1, 8, 8)
+    y = torch.randint(3, (5,))
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return -net.elbo(x, y, 10, 0.1)
+
+    start = {name: t.clone() for name, t in net.state_dict().items()}
+    eager = loss(x, y)
+    grads = torch.autograd.grad(eager, list(net.parameters()))
+    net.load_state_dict(start)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)(x, y)
+    assert_close(compiled, eager)
+    for ours, expected in zip(torch.autograd.grad(compiled, list(net.parameters())), grads, strict=True):
+        assert_close(ours, expected, rtol=1e-4, atol=1e-6)
+    torch.compiler.reset()
+
+
+def test_replicas_train_as_one_batched_program() -> None:
+    """Stacked networks under vmap: each replica gets the gradients and statistics it would get alone."""
+    nets = [bqn.models.cnn((1, 8, 8), 3, channels=(3,), hidden=6) for _ in range(3)]
+    params, buffers = torch.func.stack_module_state(nets)
+    x, y = torch.randn(3, 5, 1, 8, 8), torch.randint(3, (3, 5))
+    lam = torch.tensor([0.1, 1.0, 2.0])
+    template = nets[0]
+
+    class Objective(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = template
+
+        def forward(self, x: Tensor, y: Tensor, lam: Tensor) -> Tensor:
+            return self.net.elbo(x, y, 10, lam)
+
+    def objective(p: dict[str, Tensor], b: dict[str, Tensor], x: Tensor, y: Tensor, lam: Tensor) -> Tensor:
+        state = {f"net.{key}": value for key, value in (p | b).items()}
+        return torch.func.functional_call(Objective(), state, (x, y, lam))
+
+    values = torch.func.vmap(objective)(params, buffers, x, y, lam)
+    grads = torch.autograd.grad(values.sum(), list(params.values()))
+    for i, net in enumerate(nets):
+        alone = net.elbo(x[i], y[i], 10, lam[i])
+        assert_close(values[i], alone)
+        for ours, expected in zip(grads, torch.autograd.grad(alone, list(net.parameters())), strict=True):
+            assert_close(ours[i], expected, rtol=1e-4, atol=1e-6)
+        for name, buffer in net.named_buffers():
+            assert_close(buffers[name][i], buffer)
+
+
+def test_validation_can_be_switched_off() -> None:
+    net = bqn.models.mlp(4, 3, hidden=(5,))
+    net.validate = False
+    assert not bool(torch.isfinite(net(torch.full((2, 4), float("nan"))).mean).all())
