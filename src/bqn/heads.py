@@ -137,8 +137,8 @@ def tilted_log_sum_exp(mean: Tensor, var: Tensor) -> Tensor:
 
     For every a, ½ Σ a² v + log Σ exp(m + (1 - 2a) v / 2) is a bound, convex in a; a = 0 is Jensen's. The best a is
     found by Newton steps (the Hessian is diagonal plus rank one) that never accept a worse point, from the best of
-    three starts: 0, softmax(m), and the solution for large variances. At the optimum the derivative by a vanishes, and at any a the
-    gradient is that of a valid bound, so a counts as a constant.
+    three starts: 0, softmax(m), and the solution for large variances. At the optimum the derivative by a vanishes,
+    and at any a the gradient is that of a valid bound, so a counts as a constant.
     """
     with torch.no_grad():
         tilt = _best_tilt(mean, var)
