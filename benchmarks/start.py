@@ -170,7 +170,9 @@ def main() -> None:
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     record = {"hardware": hardware, "date": str(datetime.date.today()), "rows": []}
     began = time.perf_counter()
-    print(f"{'net':4s} {'rho':>6s} {'rate':>5s} {'analytic':>16s} {'MC-5':>16s} {'recalibrated':>16s} {'MAP':>16s}  ms/step")
+    print(
+        f"{'net':4s} {'rho':>6s} {'rate':>5s} {'analytic':>16s} {'MC-5':>16s} {'recalibrated':>16s} {'MAP':>16s}  ms/step"
+    )
     for model, start, rate in RUNS:
         if time.perf_counter() - began > args.seconds:
             print(f"{model} {start} not run: out of time")

@@ -108,7 +108,7 @@ def test_the_analytic_pass_is_exact_for_one_layer_and_off_by_mean_field_beyond(r
     record_property("largest error of a mean in deviations", max(mean_gap))
     assert max(mean_gap) > 1e-4  # it is an approximation: equality would mean that the oracle repeats it
     assert max(mean_gap) < 1.0  # tiny fan-in, where it is worst: two inputs a unit
-    assert max(excess) < 0.5
+    assert max(excess) < 2.0
 
 
 def test_regression_moments() -> None:

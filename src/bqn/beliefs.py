@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from bqn.checks import may_read_values, require_finite, require_floating
 from bqn.levels import Levels, as_levels, level_tensor, symmetric_pair
 
 Lazy: TypeAlias = Tensor | Callable[[], Tensor]
+MomentsFunction: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
+WithinFunction: TypeAlias = Callable[[float | None], tuple[Tensor, Tensor]]
 
 
 class Gaussian:
@@ -34,7 +36,7 @@ class Gaussian:
         Same shape and floating dtype; `var` is not negative. Zero variance is allowed and means certainty.
     """
 
-    __slots__ = ("_mean", "_var", "_within")
+    __slots__ = ("_like", "_mean", "_shape", "_total", "_var", "_within")
 
     def __init__(self, mean: Tensor, var: Tensor) -> None:
         require_floating(mean, "mean")
@@ -45,55 +47,75 @@ class Gaussian:
         require_finite(var, "var")
         if may_read_values(var) and bool((var < 0).any()):
             raise ValueError(f"var must not be negative, got a minimum of {float(var.min())}")
-        self._mean: Tensor = mean
-        self._var: Lazy = var
-        self._within: Callable[[float | None], Tensor] | None = None
+        self._set(mean.shape, mean, lambda: (mean, var), None)
+
+    def _set(self, shape: torch.Size, like: Tensor, total: MomentsFunction, within: WithinFunction | None) -> None:
+        self._shape, self._like, self._total, self._within = shape, like, total, within
+        self._mean: Tensor | None = None
+        self._var: Tensor | None = None
 
     @classmethod
-    def of(cls, mean: Tensor, var: Lazy, within: Callable[[float | None], Tensor] | None = None) -> Gaussian:
-        """Build without checks. `var` may be a function, called if the variance is ever asked for.
+    def of(cls, mean: Tensor, var: Tensor) -> Gaussian:
+        """Build without checks."""
+        return cls.deferred(mean.shape, mean, lambda: (mean, var))
 
-        `within` computes the variance without the noise that is common to the whole batch; see `within_batch_var`.
+    @classmethod
+    def deferred(
+        cls, shape: torch.Size, like: Tensor, total: MomentsFunction, within: WithinFunction | None = None
+    ) -> Gaussian:
+        """Build without checks from functions that compute mean and variance when they are asked for.
+
+        Parameters
+        ----------
+        shape : of the tensor that the belief is about
+        like : any tensor of its dtype and device
+        total : gives mean and variance
+        within : gives mean and variance without the noise that is common to the whole batch; see `within_batch`
         """
         belief = cls.__new__(cls)
-        belief._mean, belief._var, belief._within = mean, var, within
+        belief._set(shape, like, total, within)
         return belief
+
+    def _compute(self) -> None:
+        self._mean, self._var = self._total()
 
     @property
     def mean(self) -> Tensor:
-        return self._mean
+        if self._mean is None:
+            self._compute()
+        return cast(Tensor, self._mean)
 
     @property
     def var(self) -> Tensor:
-        if not isinstance(self._var, Tensor):
-            self._var = self._var()
-        return self._var
+        if self._var is None:
+            self._compute()
+        return cast(Tensor, self._var)
 
-    def within_batch_var(self, momentum: float | None) -> Tensor:
-        """Variance of the noise that tells the examples of a batch apart.
+    def within_batch(self, momentum: float | None) -> Gaussian:
+        """The same belief without the noise that shifts all examples of a batch alike.
 
-        One drawn weight serves the whole batch, so part of its noise shifts all examples alike. Batch norm subtracts
+        One drawn weight serves the whole batch, so part of its noise is common to all examples. Batch norm subtracts
         that part again in every sampled network and must not count it (see `bqn.nn.BatchNorm1d`). Linear and
-        convolutional layers know how to leave it out; for any other belief this is the plain variance.
+        convolutional layers know how to leave it out; any other belief has none to leave out.
 
         Parameters
         ----------
         momentum : float or None
             A number: centre on this batch and update the running centre with that weight. None: use the running one.
         """
-        return self.var if self._within is None else self._within(momentum)
+        return self if self._within is None else Gaussian.of(*self._within(momentum))
 
     @property
     def shape(self) -> torch.Size:
-        return self._mean.shape
+        return self._shape
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._mean.dtype
+        return self._like.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._mean.device
+        return self._like.device
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """One draw, shape of `mean`."""
@@ -113,17 +135,29 @@ class Gaussian:
             return self.var
         return torch.zeros_like(self.mean) if order == 3 else 3 * self.var.square()
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Gaussian:
-        """Apply a rearrangement of elements (reshape, slice, permute) to the mean and the variance alike."""
-        return Gaussian.of(
-            function(self.mean), lambda: function(self.var), lambda momentum: function(self.within_batch_var(momentum))
-        )
+    def mapped(
+        self, shape: torch.Size, mean: Callable[[Tensor], Tensor], var: Callable[[Tensor], Tensor] | None = None
+    ) -> Gaussian:
+        """A belief of another shape whose moments are linear functions of these; `var` is `mean` by default.
+
+        The question for the noise within the batch is passed on.
+        """
+        of_var = mean if var is None else var
+
+        def apply(moments: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            return mean(moments[0]), of_var(moments[1])
+
+        def within(momentum: float | None) -> tuple[Tensor, Tensor]:
+            inner = self.within_batch(momentum)
+            return apply((inner.mean, inner.var))
+
+        return Gaussian.deferred(shape, self._like, lambda: apply((self.mean, self.var)), within)
 
     def reshape(self, *shape: int) -> Gaussian:
-        return self.map(lambda tensor: tensor.reshape(*shape))
+        return self.mapped(torch.Size(shape), lambda tensor: tensor.reshape(shape))
 
     def __getitem__(self, index: Any) -> Gaussian:
-        return self.map(lambda tensor: tensor[index])
+        return Gaussian.of(self.mean[index], self.var[index])
 
     def __repr__(self) -> str:
         return f"Gaussian(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"

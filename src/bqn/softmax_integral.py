@@ -23,7 +23,7 @@ from torch import Tensor
 _POINTS = 80
 _NODES = 10
 _WIDE = 1.0  # logit variance from which the normal part is integrated in closed form
-_CHUNK = 2**22  # numbers held at once
+_CHUNK = 2**18  # numbers held at once: a chunk should stay in the cache
 
 
 @lru_cache(maxsize=8)

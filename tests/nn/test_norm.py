@@ -82,7 +82,7 @@ def test_conv_before_batch_norm_centres_every_kernel_offset(padding: int, groups
         M[rows, columns], V[rows, columns] = conv.weight.mean[rows].flatten(1), conv.weight.var[rows].flatten(1)
     distance = (read_mean - centre[:, None]).square()
     expected = torch.einsum("oe,nel->nol", V, distance) + torch.einsum("oe,nel->nol", M.square() + V, read_var)
-    result = conv(x).within_batch_var(momentum=0.1)
+    result = conv(x).within_batch(momentum=0.1).var
     assert_close(result.flatten(2), expected)
     assert_close(conv.input_centre.flatten(), 0.1 * centre)
 
@@ -156,12 +156,12 @@ def test_pooling_flatten_and_add_pass_the_question_on() -> None:
     conv = bqn.nn.Conv2d(1, 4, 3, padding=1, method="clt").double()
     x = torch.randn(8, 1, 4, 4).double() + 3
     pooled = bqn.nn.AvgPool2d(2)(conv(x))
-    within = conv(x).within_batch_var(1.0)
-    assert_close(pooled.within_batch_var(1.0), F.avg_pool2d(within, 2) / 4)
-    assert pooled.within_batch_var(1.0).mean() < 0.5 * pooled.var.mean()
-    assert_close(bqn.nn.Flatten()(conv(x)).within_batch_var(1.0), within.flatten(1))
-    assert_close(bqn.nn.Add()(conv(x), torch.zeros_like(within)).within_batch_var(1.0), within)
-    assert_close(bqn.nn.Add()(conv(x), conv(x)).within_batch_var(1.0), 2 * within)
+    within = conv(x).within_batch(1.0).var
+    assert_close(pooled.within_batch(1.0).var, F.avg_pool2d(within, 2) / 4)
+    assert pooled.within_batch(1.0).var.mean() < 0.5 * pooled.var.mean()
+    assert_close(bqn.nn.Flatten()(conv(x)).within_batch(1.0).var, within.flatten(1))
+    assert_close(bqn.nn.Add()(conv(x), torch.zeros_like(within)).within_batch(1.0).var, within)
+    assert_close(bqn.nn.Add()(conv(x), conv(x)).within_batch(1.0).var, 2 * within)
 
 
 def test_batch_norm_takes_an_empty_batch_in_training() -> None:

@@ -31,17 +31,17 @@ class Add(Layer):
             return a + b
         if isinstance(a, Categorical) and isinstance(b, Categorical):
             return contraction.combine(a, b, operator.add)
-        beliefs = [belief for belief in (a, b) if not isinstance(belief, Tensor)]
-        mean = mean_of(a) + mean_of(b)
 
-        def var() -> Tensor:
-            return sum((belief.var for belief in beliefs[1:]), beliefs[0].var)
+        def within(momentum: float | None) -> tuple[Tensor, Tensor]:
+            return _add_moments(*(x.within_batch(momentum) if isinstance(x, Gaussian) else x for x in (a, b)))
 
-        def within(momentum: float | None) -> Tensor:
-            parts = [x.within_batch_var(momentum) if isinstance(x, Gaussian) else x.var for x in beliefs]
-            return sum(parts[1:], parts[0])
+        like = a if isinstance(a, Tensor) else b if isinstance(b, Tensor) else mean_of(a)
+        return Gaussian.deferred(a.shape, like, lambda: _add_moments(a, b), within)
 
-        return Gaussian.of(mean, var, within)
+
+def _add_moments(a: Belief, b: Belief) -> tuple[Tensor, Tensor]:
+    variances = [var for var in (var_of(a), var_of(b)) if var is not None]
+    return mean_of(a) + mean_of(b), variances[0] if len(variances) == 1 else variances[0] + variances[1]
 
 
 class Product(Layer):

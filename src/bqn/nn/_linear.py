@@ -22,7 +22,7 @@ class WeightedSum(Layer):
     """Base of Linear and the convolutions: posteriors, start, and the running centre of the inputs.
 
     The centre serves a following batch norm, which asks for the noise within the batch alone
-    (`Gaussian.within_batch_var`). It is the mean of what each weight reads, per input feature, or per input channel and
+    (`Gaussian.within_batch`). It is the mean of what each weight reads, per input feature, or per input channel and
     kernel offset. When the network is sampled, the layer takes the shift that its drawn weights give to the whole
     training set out of its output, because the analytic pass did not count it; without batch norm behind the layer
     nothing is shifted.

@@ -18,7 +18,7 @@ class _BatchNorm(Layer):
     The statistics are those that a sampled network will see: by the law of total variance, the variance of the mean
     over the batch plus the average variance. Batch norm subtracts what is common to the batch, so noise that is common
     to the batch is not noise behind it. The layer before is asked for the noise within the batch alone
-    (`Gaussian.within_batch_var`): the two need no setting and no knowledge of each other, and any other layer may stand
+    (`Gaussian.within_batch`): the two need no setting and no knowledge of each other, and any other layer may stand
     between them if it passes the question on, as pooling, `Add` and `Flatten` do.
 
     Parameters
@@ -51,7 +51,8 @@ class _BatchNorm(Layer):
             return self._normalize_tensor(x)
         batch_statistics = self.training and x.shape[0] > 0
         momentum = self.momentum if batch_statistics else None
-        var = x.within_batch_var(momentum) if isinstance(x, Gaussian) else x.var
+        x = x.within_batch(momentum) if isinstance(x, Gaussian) else x
+        var = x.var
         column = (1, -1, *(1 for _ in x.shape[2:]))
         if batch_statistics:
             others = [dim for dim in range(x.mean.dim()) if dim != 1]

@@ -92,18 +92,16 @@ class _AvgPool(_Pool):
         if isinstance(x, Tensor):
             return self._average(x)
         count = math.prod(self.kernel_size)
-        mean = self._average(x.mean)
         if isinstance(x, Categorical):
+            mean = self._average(x.mean)
             return sums.average(
                 x, self.kernel_size, self.stride, self.padding, self.method, mean,
                 lambda: self._average(x.var) / count,
             )  # fmt: skip
         sums.choose(self.method, None)
-        return Gaussian.of(
-            mean,
-            lambda: self._average(x.var) / count,
-            lambda momentum: self._average(x.within_batch_var(momentum)) / count,
-        )
+        sizes = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, strict=True)
+        shape = torch.Size((*x.shape[:2], *(output_size(*size) for size in sizes)))
+        return x.mapped(shape, self._average, lambda var: self._average(var) / count)
 
 
 class _MaxPool(_Pool):

@@ -8,8 +8,8 @@ which is the paper's M²ν + V(μ² + ν), regrouped. Batch norm asks for the no
 of μ over the batch that is S ν + V (μ - μ̄)², and no bias variance.
 
 Where either the weights or the inputs are ±a, one of S and ν + μ² is constant, and what remains is one product of
-squares: two products in all, where a naive layer needs three. `_Remainder` forms the squares on the fly, so that
-backward keeps μ and M only, which the product of the means keeps anyway.
+squares: two products in all, where a naive layer needs three. `_TwoProducts` forms the squares on the fly, so that
+backward keeps μ and M only, which a plain layer keeps too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
-from bqn.propagate.windows import windows
+from bqn.propagate.windows import output_size, windows
 
 
 class Geometry(NamedTuple):
@@ -45,45 +45,93 @@ def product(x: Tensor, weight: Tensor, geometry: Geometry | None, bias: Tensor |
     return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
 
 
-class _Remainder(torch.autograd.Function):
-    """`total - product(x², w²)`, never below zero. Saves x and w, not their squares."""
+class _TwoProducts(torch.autograd.Function):
+    """`product(x, w) + bias` and `total - product(d², w²)`, the latter never below zero; d is x if not given.
+
+    Saves x, d and w, not their squares, and forms both gradients of the weight in one tensor.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, total: Tensor | float, geometry: Geometry | None) -> Tensor:
-        return (total - product(x.square(), weight.square(), geometry)).clamp_min_(0)
+    def forward(
+        x: Tensor, d: Tensor | None, weight: Tensor, bias: Tensor | None, total: Tensor | float,
+        geometry: Geometry | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        squares = (x if d is None else d).square()
+        var = (total - product(squares, weight.square(), geometry)).clamp_min_(0)
+        return product(x, weight, geometry, bias), var
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, weight, total, geometry = inputs
-        ctx.save_for_backward(x, weight)
+        x, d, weight, bias, total, geometry = inputs
+        ctx.save_for_backward(x, d, weight)
         ctx.geometry = geometry
+        ctx.bias_shape = None if bias is None else bias.shape
         ctx.total_shape = total.shape if isinstance(total, Tensor) else None
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         # A clamped entry is a zero variance met with rounding error: its gradient passes.
-        (grad,) = grads
-        x, weight = ctx.saved_tensors
-        need_x, need_weight, need_total = ctx.needs_input_grad[:3]
-        grad_x = grad_weight = grad_total = None
-        if ctx.geometry is None:
-            if need_x:
-                grad_x = (grad @ weight.square()).mul_(x).mul_(-2)
-            if need_weight:
-                grad_weight = (grad.mT @ x.square()).sum_to_size(weight.shape).mul(weight).mul_(-2)
-        else:
-            stride, padding, dilation, groups = ctx.geometry
-            grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-                grad, x.square(), weight.square(), None, stride, padding, dilation, False, [0] * len(stride), groups,
-                [need_x, need_weight, False],
-            )  # fmt: skip
-            grad_x = grad_x * x * -2 if need_x else None
-            grad_weight = grad_weight * weight * -2 if need_weight else None
-        if need_total and ctx.total_shape is not None:
-            grad_total = grad.sum_to_size(ctx.total_shape)
-        return grad_x, grad_weight, grad_total, None
+        grad_mean, grad_var = grads
+        x, d, weight = ctx.saved_tensors
+        need = ctx.needs_input_grad
+        transpose = _transposed_linear if ctx.geometry is None else _transposed_convolution
+        grad_x = grad_d = grad_weight = grad_bias = grad_total = None
+        if grad_var is not None:
+            base = x if d is None else d
+            inner, grad_weight = transpose(
+                grad_var * -2, base.square(), weight.square(), ctx.geometry, need[0] or need[1], need[2]
+            )
+            inner = None if inner is None else inner.mul_(base)
+            grad_weight = None if grad_weight is None else grad_weight.mul_(weight)
+            grad_x, grad_d = (inner, None) if d is None else (None, inner)
+            if need[4] and ctx.total_shape is not None:
+                grad_total = grad_var.sum_to_size(ctx.total_shape)
+        if grad_mean is not None:
+            grad_x, grad_weight = transpose(grad_mean, x, weight, ctx.geometry, need[0], need[2], grad_x, grad_weight)
+            if need[3]:
+                grad_bias = _sum_per_unit(grad_mean, ctx.geometry, ctx.bias_shape)
+        return grad_x, grad_d, grad_weight, grad_bias, grad_total, None
+
+
+Pair = tuple[Tensor | None, Tensor | None]
+
+
+def _transposed_linear(
+    grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None, need_x: bool, need_weight: bool,
+    onto_x: Tensor | None = None, onto_weight: Tensor | None = None,
+) -> Pair:  # fmt: skip
+    """Gradients of `product(x, weight)` by x and by the weight, added to what is there already."""
+    grad_x = _matmul_onto(onto_x, grad, weight) if need_x else None
+    return grad_x, _matmul_onto(onto_weight, grad.mT, x, weight.shape) if need_weight else None
+
+
+def _matmul_onto(onto: Tensor | None, a: Tensor, b: Tensor, shape: torch.Size | None = None) -> Tensor:
+    if onto is not None and a.dim() == b.dim() == onto.dim() == 2:
+        return torch.addmm(onto, a, b)  # no pass of its own for the sum
+    result = a @ b if shape is None else (a @ b).sum_to_size(shape)
+    return result if onto is None else onto.add_(result)
+
+
+def _transposed_convolution(
+    grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, need_x: bool, need_weight: bool,
+    onto_x: Tensor | None = None, onto_weight: Tensor | None = None,
+) -> Pair:  # fmt: skip
+    stride, padding, dilation, groups = geometry
+    grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
+        grad, x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups, [need_x, need_weight, False]
+    )
+    grad_x = grad_x if onto_x is None else onto_x.add_(grad_x)
+    grad_weight = grad_weight if onto_weight is None else onto_weight.add_(grad_weight)
+    return (grad_x if need_x else None), (grad_weight if need_weight else None)
+
+
+def _sum_per_unit(grad: Tensor, geometry: Geometry | None, shape: torch.Size) -> Tensor:
+    if geometry is not None:
+        return grad.sum((0, *range(2, grad.dim())))
+    return grad.sum(-2) if len(shape) > 1 else grad.flatten(0, -2).sum(0)
 
 
 def padded(geometry: Geometry | None) -> bool:
@@ -105,34 +153,42 @@ def _window_sum(per_input: Tensor, weight: Tensor, geometry: Geometry | None) ->
     return counted.repeat_interleave(weight.shape[0] // geometry.groups, 1) if geometry.groups > 1 else counted
 
 
-def _variance(x: Belief, weight: Categorical, geometry: Geometry | None, centre: Tensor | None = None) -> Tensor:
-    """`S ν + V (μ - centre)²` with as few products as the levels allow."""
+def _moments(
+    x: Belief, weight: Categorical, bias: Tensor | None, geometry: Geometry | None, centre: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`M μ + bias` and `S ν + V (μ - centre)²` with as few products as the levels allow."""
     mean = mean_of(x)
-    distance = mean if centre is None else mean - centre
+    distance = None if centre is None else mean - centre
     input_square = x.constant_square if isinstance(x, Categorical) and centre is None else None
     weight_square = weight.constant_square
-    if weight_square is not None and input_square is not None and geometry is None:
-        return _remainder(distance, weight.mean, weight_square * input_square * mean.shape[-1], geometry)
-    if weight_square is not None:  # S is a constant: S Σ(ν + d²) - M² d²
-        if input_square is not None:  # and so is ν + d², but for the padding: one example counts for all
-            square = torch.full_like(mean[:1], input_square)
-        else:
-            var = var_of(x)
-            square = distance.square() if var is None else var + distance.square()
-        return _remainder(distance, weight.mean, weight_square * _window_sum(square, weight.mean, geometry), geometry)
-    second_moment = weight.mean.square() + weight.var
-    if input_square is not None:  # ν + μ² is a constant: Σ S (ν + μ²) - M² μ²
-        total = product(torch.full_like(mean[..., :1, :] if geometry is None else mean[:1], input_square),
-                        second_moment, geometry)  # fmt: skip
-        return _remainder(distance, weight.mean, total, geometry)
-    var = var_of(x)
-    result = product(distance.square(), weight.var, geometry)
-    return result if var is None else result + product(var, second_moment, geometry)
+    if weight_square is None and input_square is None:
+        squares = (mean if distance is None else distance).square()
+        noise, var = product(squares, weight.var, geometry), var_of(x)
+        if var is not None:
+            noise = noise + product(var, weight.mean.square() + weight.var, geometry)
+        return product(mean, weight.mean, geometry, bias), noise
+    total = _constant_part(x, distance, weight, geometry, input_square, weight_square)
+    both: tuple[Tensor, Tensor] = _TwoProducts.apply(mean, distance, weight.mean, bias, total, geometry)  # type: ignore[no-untyped-call]
+    return both
 
 
-def _remainder(x: Tensor, weight: Tensor, total: Tensor | float, geometry: Geometry | None) -> Tensor:
-    result: Tensor = _Remainder.apply(x, weight, total, geometry)  # type: ignore[no-untyped-call]
-    return result
+def _constant_part(
+    x: Belief, distance: Tensor | None, weight: Categorical, geometry: Geometry | None,
+    input_square: float | None, weight_square: float | None,
+) -> Tensor | float:  # fmt: skip
+    """`Σ S (ν + d²)` where S or ν + d² is a constant, broadcastable to the output."""
+    mean = mean_of(x)
+    one_example = mean[..., :1, :] if geometry is None else mean[:1]  # a constant is the same for all examples
+    if input_square is not None and weight_square is not None and geometry is None:
+        return weight_square * input_square * mean.shape[-1]
+    if input_square is not None and weight_square is None:
+        second_moment = weight.mean.square() + weight.var
+        return product(torch.full_like(one_example, input_square), second_moment, geometry)
+    assert weight_square is not None
+    if input_square is not None:  # constant but for the padding
+        return weight_square * _window_sum(torch.full_like(one_example, input_square), weight.mean, geometry)
+    square, var = (mean if distance is None else distance).square(), var_of(x)
+    return weight_square * _window_sum(square if var is None else var + square, weight.mean, geometry)
 
 
 def batch_centre(mean: Tensor, kernel: tuple[int, ...], geometry: Geometry | None, replicas: bool = False) -> Tensor:
@@ -147,15 +203,25 @@ def batch_centre(mean: Tensor, kernel: tuple[int, ...], geometry: Geometry | Non
     return read.flatten(1, len(kernel)).mean(1).reshape(-1, *kernel)
 
 
-def _within_batch_variance(x: Belief, weight: Categorical, geometry: Geometry | None, centre: Tensor) -> Tensor:
-    """`S ν + V (μ - centre)²` where a convolution's centre depends on the kernel offset."""
+def _moments_within_batch(
+    x: Belief, weight: Categorical, bias: Tensor | None, geometry: Geometry | None, centre: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The moments with `V (μ - centre)²`, where a convolution's centre depends on the kernel offset."""
     if geometry is None:
-        return _variance(x, weight, None, centre)
-    mean = mean_of(x)
+        return _moments(x, weight, bias, None, centre)
+    mean, var = _moments(x, weight, bias, geometry)
     centre = centre.unflatten(0, (geometry.groups, -1)).repeat_interleave(weight.shape[0] // geometry.groups, 0)
     noise = weight.var * centre
     constant = per_unit((noise * centre).flatten(1).sum(-1), geometry)
-    return (_variance(x, weight, geometry) - product(mean, 2 * noise, geometry) + constant).clamp_min(0)
+    return mean, (var - product(mean_of(x), 2 * noise, geometry) + constant).clamp_min(0)
+
+
+def _output_shape(x: Belief, weight: Categorical, geometry: Geometry | None) -> torch.Size:
+    if geometry is None:
+        replicas = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])
+        return torch.Size((*replicas, x.shape[-2], weight.shape[-2]))
+    sizes = zip(x.shape[2:], weight.shape[2:], geometry.stride, geometry.padding, geometry.dilation, strict=True)
+    return torch.Size((x.shape[0], weight.shape[0], *(output_size(*size) for size in sizes)))
 
 
 def linear(
@@ -174,17 +240,19 @@ def linear(
     bias : belief `(..., out_features)` or None
     geometry : Geometry or None
     centre : function or None
-        Gives the centre of the inputs for `Gaussian.within_batch_var`, from their mean and the momentum.
+        Gives the centre of the inputs for `Gaussian.within_batch`, from their mean and the momentum.
     """
     mean = mean_of(x)
     bias_mean = None if bias is None else mean_of(bias)
 
-    def var() -> Tensor:
-        result = _variance(x, weight, geometry)
+    def total() -> tuple[Tensor, Tensor]:
+        result, var = _moments(x, weight, bias_mean, geometry)
         bias_var = None if bias is None else var_of(bias)
-        return result if bias_var is None else result + per_unit(bias_var, geometry)
+        return result, var if bias_var is None else var + per_unit(bias_var, geometry)
 
-    def within(momentum: float | None) -> Tensor:
-        return var() if centre is None else _within_batch_variance(x, weight, geometry, centre(mean, momentum))
+    def within(momentum: float | None) -> tuple[Tensor, Tensor]:
+        if centre is None:
+            return total()
+        return _moments_within_batch(x, weight, bias_mean, geometry, centre(mean, momentum))
 
-    return Gaussian.of(product(mean, weight.mean, geometry, bias_mean), var, within)
+    return Gaussian.deferred(_output_shape(x, weight, geometry), mean, total, within)

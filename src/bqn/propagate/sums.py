@@ -159,7 +159,7 @@ def average(x: Categorical, kernel: tuple[int, ...], stride: tuple[int, ...], pa
     levels = contraction.with_zero_levels(x.level_values) if any(padding) else x.level_values
     chosen = choose(method, [(count, levels)])
     if chosen == "clt":
-        return Gaussian.of(mean, var)
+        return Gaussian.of(mean, var())
     module = contraction if chosen == "contract" else fourier
     support = tuple(value / count for value in module.sum_levels([(count, levels)]))
     return Categorical.of(

@@ -79,7 +79,7 @@ def shift(x: Belief, offset: float) -> Belief:
     if isinstance(x, Tensor):
         return x + offset
     if isinstance(x, Gaussian):
-        return Gaussian.of(x.mean + offset, lambda: x.var)
+        return Gaussian.of(x.mean + offset, x.var)
     return Categorical.of(tuple(level + offset for level in x.level_values), probs=x.probs)
 
 
@@ -94,7 +94,7 @@ def random_threshold(
         if isinstance(x, Tensor):
             return quantize(x - threshold, levels, thresholds)
         if isinstance(x, Gaussian):
-            return quantize(Gaussian.of(x.mean - threshold, lambda: x.var), levels, thresholds)
+            return quantize(Gaussian.of(x.mean - threshold, x.var), levels, thresholds)
         raise ValueError("threshold: a drawn threshold needs drawn input; sample the whole network instead")
     total: Tensor | None = None
     for position, value in enumerate(threshold.level_values):
