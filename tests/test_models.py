@@ -15,6 +15,7 @@ def test_every_model_has_three_modes_and_finite_gradients(levels, activations) -
         (bqn.models.cnn((3, 16, 16), 4, (4, 5), 8, **options), image),
         (bqn.models.cnn((3, 16, 16), 4, (4, 5), 8, pool_first=False, **options), image),
         (bqn.models.vgg((3, 16, 16), 4, (4, 5, 6), 8, **options), image),
+        (bqn.models.resnet((3, 16, 16), 4, (4, 5), blocks=1, **options), image),
     ]
     for net, x in cases:
         for mode in ("analytic", "mc", "map"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
+from torch.nn import Module
 
 from bqn import nn
 from bqn.heads import GaussianHead, SoftmaxHead
@@ -99,6 +100,42 @@ def vgg(
         nn.Linear(hidden, classes, levels=levels, init=init),
     ]
     return Network(nn.Sequential(*layers), SoftmaxHead(hidden))
+
+
+def resnet(
+    image_shape: tuple[int, int, int],
+    classes: int,
+    channels: Sequence[int] = (64, 128, 256),
+    blocks: int = 2,
+    levels: Iterable[float] | Tensor = BINARY,
+    activations: Iterable[float] | Tensor = BINARY,
+    init: str = "signal",
+) -> Network:
+    """A residual network on `(N, C, H, W)`: per stage one 3 × 3 convolution, then shortcuts around pairs of them.
+
+    Each later stage halves the image by 2 × 2 average pooling; the last is averaged over all positions.
+    """
+
+    def unit(inside: int, outside: int) -> list[nn.Layer]:
+        convolution = nn.Conv2d(inside, outside, 3, padding=1, bias=False, levels=levels, init=init)
+        return [convolution, nn.BatchNorm2d(outside)]
+
+    depth, height, width = image_shape
+    layers: list[Module] = []
+    for stage, units in enumerate(channels):
+        if stage:
+            layers.append(nn.AvgPool2d(2))
+            height, width = height // 2, width // 2
+        layers += [*unit(depth, units), _activation(activations)]
+        for _ in range(blocks):
+            layers += [
+                nn.Shortcut(*unit(units, units), _activation(activations), *unit(units, units)),
+                _activation(activations),
+            ]
+        depth = units
+    layers += [nn.AvgPool2d((height, width), method="clt"), nn.Flatten()]
+    layers.append(nn.Linear(depth, classes, levels=levels, init=init))
+    return Network(nn.Sequential(*layers), SoftmaxHead(depth))
 
 
 def regressor(

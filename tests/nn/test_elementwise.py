@@ -46,6 +46,27 @@ def test_add_keeps_the_whole_support_and_can_be_quantized_again() -> None:
     assert_close(again.probs[..., 1], total.probs[..., 1] + total.probs[..., 2])
 
 
+class TestShortcut(LayerContract):
+    """Around a layer with a constant result, where both branches are independent and the sum is exact."""
+
+    input_shape = (1, 2)
+    inputs = 1
+
+    def create_layer(self) -> bqn.nn.Layer:
+        return bqn.nn.Shortcut(bqn.nn.Quantize((1.0, 2.0), thresholds=(-9.0,)))  # type: ignore[return-value]
+
+
+def test_shortcut_is_the_sum_of_its_input_and_its_layers() -> None:
+    linear = bqn.nn.Linear(3, 3).double()
+    block = bqn.nn.Shortcut(linear, bqn.nn.Sign())
+    x = random_categorical((2, 3), bqn.BINARY)
+    expected = bqn.nn.Add()(x, bqn.nn.Sign()(linear(x)))
+    assert_close(block(x).probs, expected.probs)
+    plain = bqn.nn.fix(block, lambda p: p.mode())
+    value = x.mode()
+    assert_close(plain(value), value + bqn.nn.Sign()(plain[0](value)))
+
+
 def test_add_of_different_kinds() -> None:
     add = bqn.nn.Add()
     c = random_categorical((2, 3), bqn.BINARY)

@@ -2,7 +2,7 @@
 
 from bqn.nn._activation import Quantize, RandomThreshold, Sign
 from bqn.nn._conv import Conv1d, Conv2d
-from bqn.nn._elementwise import Add, Dropout, Product
+from bqn.nn._elementwise import Add, Dropout, Product, Shortcut
 from bqn.nn._layer import HiddenVariableLayer, Layer, fix, set_generator
 from bqn.nn._linear import Linear
 from bqn.nn._norm import BatchNorm1d, BatchNorm2d, recalibrate
@@ -33,6 +33,7 @@ __all__ = [
     "Quantize",
     "RandomThreshold",
     "Sequential",
+    "Shortcut",
     "Sign",
     "belief_of",
     "fix",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
 from bqn.checks import require_positive
 from bqn.levels import BINARY
 from bqn.nn._layer import HiddenVariableLayer, Layer
 from bqn.nn._posterior import DEFAULT_RHO, Posterior, belief_of
-from bqn.nn._shapes import require_input
+from bqn.nn._shapes import Sequential, require_input
 from bqn.propagate import contraction
 
 
@@ -37,6 +38,21 @@ class Add(Layer):
 
         like = a if isinstance(a, Tensor) else b if isinstance(b, Tensor) else mean_of(a)
         return Gaussian.deferred(a.shape, like, lambda: _add_moments(a, b), within)
+
+
+class Shortcut(Sequential):
+    """`x + layers(x)`: a residual block around the given layers, which must keep the shape."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.add = Add()
+
+    def forward(self, x: Belief) -> Belief:
+        inner = x
+        for name, layer in self.named_children():
+            if name != "add":
+                inner = cast(Belief, layer(inner))
+        return cast(Belief, self.add(x, inner))
 
 
 def _add_moments(a: Belief, b: Belief) -> tuple[Tensor, Tensor]:

@@ -143,7 +143,8 @@ class _BinaryKL(torch.autograd.Function):
         decay = torch.exp(-2 * half.abs())
         slope = half * decay / (1 + decay).square() * grad
         signs = level_tensor((-2.0, 2.0), slope).reshape(2, *(1 for _ in slope.shape))
-        return (signs * slope).movedim(0, -1)
+        planes: Tensor = signs * slope
+        return planes.movedim(0, -1)
 
 
 def belief_of(weight: Posterior | Tensor | None) -> Belief | None:
