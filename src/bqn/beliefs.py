@@ -163,6 +163,16 @@ class Gaussian:
         return f"Gaussian(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
 
+def opposite_pair(upper: Tensor) -> Tensor:
+    """`(-upper, upper)` in a new last dimension: the gradient of a function of log-odds by a pair of logits.
+
+    Interleaving two tensors is what complex numbers do, four times as fast on a CPU as `torch.stack`.
+    """
+    if torch.compiler.is_compiling() or upper.dtype not in (torch.float32, torch.float64):
+        return torch.stack((-upper, upper), -1)
+    return torch.view_as_real(torch.complex(-upper, upper))
+
+
 class _Tilt(torch.autograd.Function):
     """P(upper) - P(lower) from pairs of logits: the tanh of the half log-odds, in as few passes as possible.
 
@@ -182,10 +192,7 @@ class _Tilt(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Tensor:
         (tilt,) = ctx.saved_tensors
-        slope = torch.ops.aten.tanh_backward(grads[0], tilt)
-        # One product writes both planes, lower and upper.
-        signs = level_tensor((-0.5, 0.5), slope).reshape(2, *(1 for _ in slope.shape))
-        return (signs * slope).movedim(0, -1)
+        return opposite_pair(torch.ops.aten.tanh_backward(grads[0], tilt).mul_(0.5))
 
 
 class Categorical:

@@ -1,0 +1,57 @@
+"""The documents tell the truth: their code runs, their tables are those of the records."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def blocks(path: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
+
+
+def test_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = blocks("README.md", "python")
+    assert code
+    scope: dict[str, object] = {}
+    for block in code:
+        exec(compile(block, "README.md", "exec"), scope)  # our own text
+    probs = scope["probs"]
+    assert isinstance(probs, torch.Tensor)
+    assert probs.shape == (500, 10)
+    assert (tmp_path / "net.safetensors").exists()
+
+
+def test_layer_of_the_contributing_page_keeps_the_contract() -> None:
+    layer, test = blocks("CONTRIBUTING.md", "python")
+    scope: dict[str, object] = {"__name__": "contributed"}
+    exec(compile(layer, "CONTRIBUTING.md", "exec"), scope)
+    import bqn
+
+    bqn.nn.Negate = scope["Negate"]  # type: ignore[attr-defined]
+    try:
+        exec(compile(test, "CONTRIBUTING.md", "exec"), scope)
+        contract = scope["TestNegate"]()  # type: ignore[operator]
+        contract.test_moments_are_those_of_the_enumerated_truth()
+        contract.test_probabilities_are_those_of_the_enumerated_truth()
+        contract.test_gradcheck()
+    finally:
+        del bqn.nn.Negate  # type: ignore[attr-defined]
+
+
+def test_table_of_the_start_is_that_of_the_record() -> None:
+    rows = json.loads((ROOT / "results/benchmarks/start.json").read_text())["rows"]
+    page = (ROOT / "docs/start.md").read_text()
+    for row in rows:
+        cells = [
+            f"{row[f'{k}_nll']:.4f} / {100 * row[f'{k}_error']:.2f}"
+            for k in ("analytic", "mc", "mc_recalibrated", "map")
+        ]
+        start = "Xavier" if row["rho"] == "xavier" else row["rho"]
+        assert f"| {row['what'].upper()} | {start} | {row['rate']} | {' | '.join(cells)} |" in page
+    assert page.count("| VGG |") + page.count("| CNN |") + page.count("| MLP |") == len(rows)
