@@ -171,7 +171,8 @@ def main() -> None:
     record = {"hardware": hardware, "date": str(datetime.date.today()), "rows": []}
     began = time.perf_counter()
     print(
-        f"{'net':4s} {'rho':>6s} {'rate':>5s} {'analytic':>16s} {'MC-5':>16s} {'recalibrated':>16s} {'MAP':>16s}  ms/step"
+        f"{'net':4s} {'rho':>6s} {'rate':>5s} {'analytic':>16s} {'MC-5':>16s} {'recalibrated':>16s} {'MAP':>16s}"
+        "  ms/step"
     )
     for model, start, rate in RUNS:
         if time.perf_counter() - began > args.seconds:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache, wraps
 from itertools import pairwise
-from typing import ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,7 +40,9 @@ def _computed_once(function: Callable[P, R]) -> Callable[P, R]:
     def constant(*args: P.args, **kwargs: P.kwargs) -> R:
         return cached(*args, **kwargs)  # type: ignore[arg-type]
 
-    return cast(Callable[P, R], torch.compiler.assume_constant_result(constant))
+    # What torch.compiler.assume_constant_result sets; calling that would import all of the compiler, for seconds.
+    constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return constant
 
 
 def as_levels(levels: Iterable[float] | Tensor, name: str = "levels", at_least: int = 1) -> Levels:
