@@ -26,13 +26,16 @@ def require_finite(tensor: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be finite, got {bad} NaN or infinite value(s) of {tensor.numel()}")
 
 
-def require_labels(y: Tensor, batch: torch.Size | tuple[int, ...], classes: int, name: str = "y") -> None:
+def require_labels(
+    y: Tensor, batch: torch.Size | tuple[int, ...], classes: int, name: str = "y", read: bool = True
+) -> None:
+    """Raise unless `y` is one label per example; whether they are in range is seen only if values may be read."""
     if not isinstance(y, Tensor) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         kind = y.dtype if isinstance(y, Tensor) else type(y).__name__
         raise TypeError(f"{name} must be an integer tensor of class labels, got {kind}")
     if tuple(y.shape) != tuple(batch):
         raise ValueError(f"{name} must have shape {tuple(batch)}, one label per example, got {tuple(y.shape)}")
-    if may_read_values(y) and y.numel() and not bool(((y >= 0) & (y < classes)).all()):
+    if read and may_read_values(y) and y.numel() and not bool(((y >= 0) & (y < classes)).all()):
         raise ValueError(
             f"{name} must hold labels from 0 to {classes - 1}, got values from {int(y.min())} to {int(y.max())}"
         )

@@ -56,7 +56,7 @@ class SoftmaxHead(nn.Module):
         inverse = torch.exp(-self.log_scale)
         return mean * inverse, None if var is None else var * inverse.square()
 
-    def log_likelihood(self, belief: Belief, y: Tensor, bound: str = "tilted") -> Tensor:
+    def log_likelihood(self, belief: Belief, y: Tensor, bound: str = "tilted", validate: bool = True) -> Tensor:
         """A lower bound on E[log p(y | h)] per example; the value itself where h is known.
 
         Parameters
@@ -65,6 +65,8 @@ class SoftmaxHead(nn.Module):
         y : integer Tensor `(N,)`
         bound : "tilted" (Knowles and Minka 2011) or "jensen" (the paper's)
             The tilted bound is never below Jensen's.
+        validate : bool
+            Whether the labels are looked at, which makes a GPU wait.
 
         Returns
         -------
@@ -73,7 +75,7 @@ class SoftmaxHead(nn.Module):
         if bound not in BOUNDS:
             raise ValueError(f"bound must be one of {', '.join(BOUNDS)}, got {bound!r}")
         mean, var = self._logits(belief)
-        require_labels(y, mean.shape[:1], mean.shape[-1])
+        require_labels(y, mean.shape[:1], mean.shape[-1], read=validate)
         target = mean.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
         if var is None:
             return target - torch.logsumexp(mean, -1)
@@ -115,7 +117,7 @@ class SoftmaxHead(nn.Module):
 
     def require_targets(self, y: Tensor, batch: int) -> None:
         """Raise unless `y` is one integer label per example; their range is checked where the classes are known."""
-        require_labels(y, (batch,), torch.iinfo(torch.int64).max)
+        require_labels(y, (batch,), torch.iinfo(torch.int64).max, read=False)
 
     def extra_repr(self) -> str:
         return f"fan_in={self.fan_in}"
@@ -226,10 +228,13 @@ class GaussianHead(nn.Module):
         output = mean @ self.weight.mT
         return output, torch.zeros_like(output) if var is None else var @ self.weight.square().mT
 
-    def log_likelihood(self, belief: Belief, y: Tensor) -> Tensor:
-        """E[log p(y | h)] per example, exact for independent h: Tensor `(N,)`; y is `(N, out_features)`."""
+    def log_likelihood(self, belief: Belief, y: Tensor, validate: bool = True) -> Tensor:
+        """E[log p(y | h)] per example, exact for independent h: Tensor `(N,)`; y is `(N, out_features)`.
+
+        `validate` says whether y is searched for NaN and infinity, which makes a GPU wait.
+        """
         output, spread = self._output(belief)
-        self.require_targets(y, output.shape[0])
+        self.require_targets(y, output.shape[0], read=validate)
         square = (y - output).square() + spread
         return -0.5 * (square / self.noise + self.log_noise + math.log(2 * math.pi)).sum(-1)
 
@@ -259,12 +264,13 @@ class GaussianHead(nn.Module):
         var = second / count
         return Moments(mean, var, third / count / var.pow(1.5), fourth / count / var.square())
 
-    def require_targets(self, y: Tensor, batch: int) -> None:
-        """Raise unless `y` is a floating tensor `(batch, out_features)` of finite values."""
+    def require_targets(self, y: Tensor, batch: int, read: bool = True) -> None:
+        """Raise unless `y` is a floating tensor `(batch, out_features)`, of finite values if they may be read."""
         require_floating(y, "y")
         if tuple(y.shape) != (batch, self.out_features):
             raise ValueError(f"y must have shape {(batch, self.out_features)}, got {tuple(y.shape)}")
-        require_finite(y, "y")
+        if read:
+            require_finite(y, "y")
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"

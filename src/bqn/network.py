@@ -85,9 +85,8 @@ class Network(nn.Module):
         """The objective with its terms; arguments as for `elbo`."""
         if data_size < 1:
             raise ValueError(f"data_size must be the number of training examples, got {data_size}")
-        if self.validate:
-            self.head.require_targets(y, x.shape[0])
-        return combine(self.head.log_likelihood(self(x), y, **options), self.kl(), data_size, lam)
+        log_likelihoods = self.head.log_likelihood(self(x), y, validate=self.validate, **options)
+        return combine(log_likelihoods, self.kl(), data_size, lam)
 
     def elbo(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> Tensor:
         """What training maximizes: mean log-likelihood bound minus `lam / data_size` times the KL; a scalar.
