@@ -139,7 +139,7 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
     def full_disk(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bqn.network.os.replace", full_disk)
+    monkeypatch.setattr("bqn.atomic.os.replace", full_disk)
     with pytest.raises(OSError, match="No space left"):
         net.save(path)
     assert path.read_bytes() == before

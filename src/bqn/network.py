@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
+from bqn.atomic import write_atomic
 from bqn.beliefs import Belief
 from bqn.checks import require_finite, require_floating
 from bqn.heads import Head, Prediction
@@ -145,23 +145,8 @@ class Network(nn.Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all parameters and buffers to a safetensors file; a crash leaves the old file or the new, whole."""
-        target = Path(path)
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in self.state_dict().items()}
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
-        os.close(handle)
-        try:
-            save_file(tensors, temporary, metadata={"format": _FORMAT})
-            with open(temporary, "rb") as written:
-                os.fsync(written.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_atomic(Path(path), to_safetensors(tensors, metadata={"format": _FORMAT}))
 
     def load(self, path: str | os.PathLike[str]) -> Network:
         """Read what `save` wrote into this network, which must have the same architecture. Nothing is unpickled."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 import zlib
 from pathlib import Path
 
+from bqn import atomic
 from bqn.data._dataset import DataError
 
 _GZIP = b"\x1f\x8b"
@@ -66,30 +65,15 @@ def most(stored: bytes) -> int:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file such that a crash leaves the old one or the new one, whole."""
+    """Write a file, and the folders that it needs, such that a crash leaves the old one or the new one, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        publish(Path(temporary), path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    atomic.write_atomic(path, data)
 
 
 def publish(written: Path, path: Path) -> None:
-    """Give a finished file on the same disk its final name, durably."""
+    """Give a finished file on the same disk its final name, durably, in folders that may be new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written.open("rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(written, path)
-    if os.name == "posix":  # elsewhere a folder cannot be opened to be synced
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    atomic.publish(written, path)
 
 
 def sha256(data: bytes) -> str:

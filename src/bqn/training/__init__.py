@@ -1,0 +1,28 @@
+"""Training: a config, a loop that can be stopped at any moment and continued exactly, and run folders."""
+
+from bqn.training.config import TrainConfig, read_toml
+from bqn.training.errors import CheckpointError, ConfigError, DivergedError
+from bqn.training.loop import fit
+from bqn.training.models import ARCHITECTURES, build_model
+from bqn.training.preprocessing import Preprocessing
+from bqn.training.records import EpochRecord, History
+from bqn.training.run import Run, load_data, load_run, resume, train
+
+__all__ = [
+    "ARCHITECTURES",
+    "CheckpointError",
+    "ConfigError",
+    "DivergedError",
+    "EpochRecord",
+    "History",
+    "Preprocessing",
+    "Run",
+    "TrainConfig",
+    "build_model",
+    "fit",
+    "load_data",
+    "load_run",
+    "read_toml",
+    "resume",
+    "train",
+]

@@ -1,0 +1,278 @@
+"""Everything a training run depends on, checked, and written to and read from JSON and TOML."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from bqn.levels import BINARY, QUATERNARY, TERNARY, as_levels
+from bqn.training import presets
+from bqn.training.errors import CheckpointError, ConfigError
+from bqn.training.files import parse_object, to_json
+from bqn.training.models import ARCHITECTURES, option_names
+
+_LEVEL_NAMES = {"binary": BINARY, "ternary": TERNARY, "quaternary": QUATERNARY}
+_MAX_UNITS = 2**16
+_MAX_LAYERS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run. Same config, same data, same machine: same network, bit by bit on a CPU.
+
+    Parameters
+    ----------
+    data : str
+        Name of a data set, or path of a file or folder, as `bqn.data.load` takes it.
+    split : int
+        Which of its splits, for sets that come with several.
+    target, task : str or None
+        For files of your own: the column to predict, and whether that is "classification" or "regression".
+    validation_fraction : float
+        Share of the training examples set aside to choose the best epoch; 0 for none.
+    model : str
+        Name of an architecture: mlp, cnn, vgg, resnet, regressor.
+    hidden, channels, blocks : sequences of int, int
+        Units of the hidden layers; channels of the convolutions; residual blocks a stage.
+    levels, activations, bias_levels : "binary", "ternary", "quaternary" or ascending numbers
+        Values of weights, activations and biases.
+    batch_norm, pool_first, init
+        As in `bqn.models`. Model options left at None get the architecture's default; those that the architecture
+        does not have must stay None.
+    epochs, batch_size : int
+        An epoch is cut into batches of nearly equal size, `batch_size` at most.
+    learning_rate, lr_schedule, lr_decay
+        Adam's rate at the start; "cosine" takes it to zero, step by step; "exponential" multiplies it by `lr_decay`
+        after each epoch; "constant" keeps it.
+    lam, lam_schedule
+        Weight λ of the KL. "constant"; "warm-up": `warm_up_lam` for the first `warm_up_epochs`, then `lam`; "decay":
+        from `lam` to `lam_end` along a cosine over all epochs.
+    bound : "tilted" or "jensen"
+        The bound on the log-likelihood of a classifier.
+    patience : int or None
+        Stop after so many epochs without a better validation NLL.
+    shift, flip : int, bool
+        Augmentation of images: random shift by up to so many pixels; random mirroring.
+    mixed_precision : bool
+        Products in bfloat16 while training, on CUDA only. Head, KL and validation stay in float32.
+    seed : int
+        Decides starting weights, validation split, order of examples and augmentation.
+    device : str
+        "auto" (CUDA if there is one), "cpu", "cuda" or "cuda:N".
+    threads : int or None
+        CPU threads; torch's own choice by default. Other numbers of threads round differently.
+    checkpoint_every : int or None
+        Save also after every so many steps; always at the end of an epoch.
+    """
+
+    data: str = "digits"
+    split: int = 0
+    target: str | None = None
+    task: Literal["classification", "regression"] | None = None
+    validation_fraction: float = 0.1
+    model: str = "mlp"
+    hidden: tuple[int, ...] | None = None
+    channels: tuple[int, ...] | None = None
+    blocks: int | None = None
+    levels: tuple[float, ...] | None = None
+    activations: tuple[float, ...] | None = None
+    bias_levels: tuple[float, ...] | None = None
+    batch_norm: bool | None = None
+    pool_first: bool | None = None
+    init: Literal["signal", "xavier"] | None = None
+    epochs: int = 10
+    batch_size: int = 100
+    learning_rate: float = 3e-2
+    lr_schedule: Literal["cosine", "exponential", "constant"] = "cosine"
+    lr_decay: float = 0.98
+    lam: float = 1e-4
+    lam_schedule: Literal["constant", "warm-up", "decay"] = "constant"
+    lam_end: float = 0.0
+    warm_up_epochs: float = 5.0
+    warm_up_lam: float = -1e-4
+    bound: Literal["tilted", "jensen"] = "tilted"
+    patience: int | None = None
+    shift: int = 0
+    flip: bool = False
+    mixed_precision: bool = False
+    seed: int = 0
+    device: str = "auto"
+    threads: int | None = None
+    checkpoint_every: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in _types().items():
+            object.__setattr__(self, name, _read(name, kind, getattr(self, name)))
+        self._settle_model_options()
+        for name, (holds, expected) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not holds(value):
+                raise ConfigError(f"{name} must be {expected}, got {_shown(value)}")
+        if self.patience is not None and not self.validation_fraction:
+            raise ConfigError("patience needs validation data: set validation_fraction above 0")
+
+    def _settle_model_options(self) -> None:
+        architecture = ARCHITECTURES.get(self.model)
+        if architecture is None:
+            raise ConfigError(f"model must be one of {', '.join(ARCHITECTURES)}, got {self.model!r}")
+        for name in sorted(option_names()):
+            if getattr(self, name) is not None and name not in architecture.options:
+                takes = ", ".join(architecture.options)
+                raise ConfigError(f"{name} is not an option of model {self.model}, which takes {takes}")
+        for name, default in architecture.options.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+
+    @classmethod
+    def preset(cls, values: Mapping[str, Any] | None = None, *, task: str | None = None) -> TrainConfig:
+        """The config for what `values` says, with settings that suit its model and data for all the rest.
+
+        Parameters
+        ----------
+        values : mapping by field name
+        task : "classification", "regression" or None
+            What the data ask for; it chooses the model where `values` does not.
+        """
+        given = dict(values or {})
+        _require_known(given)
+        given.setdefault("model", "regressor" if given.get("task", task) == "regression" else "mlp")
+        model, data = given["model"], given.get("data", "digits")
+        suited = presets.defaults(model, data) if isinstance(model, str) and isinstance(data, str) else {}
+        return cls(**{**suited, **given})
+
+    @classmethod
+    def from_toml(
+        cls,
+        path: str | os.PathLike[str],
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        task: str | None = None,
+    ) -> TrainConfig:
+        """A preset with the settings of a TOML file, and `overrides` (command-line flags, say) over those."""
+        return cls.preset({**read_toml(path), **(overrides or {})}, task=task)
+
+    def to_json(self) -> str:
+        """All settings as a JSON object."""
+        return to_json({field.name: getattr(self, field.name) for field in fields(self)}, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "config") -> TrainConfig:
+        """What `to_json` wrote. `source` names the text in errors."""
+        try:
+            values = parse_object(text, source)
+            _require_known(values)
+            return cls(**values)
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from None
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from None
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings in a TOML file, their names checked."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # no TOML, or no UTF-8
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    try:
+        _require_known(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return values
+
+
+def _require_known(names: Iterable[str]) -> None:
+    known = list(_types())
+    for name in names:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"{name!r} is not a setting; the nearest is {nearest!r}")
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(TrainConfig)
+
+
+def _read(name: str, kind: Any, value: Any) -> Any:
+    """`value` as the type `kind`, or an error that says what came."""
+    if get_origin(kind) in (Union, UnionType):
+        if value is None:
+            return None
+        (kind,) = (choice for choice in get_args(kind) if choice is not type(None))
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind) or not isinstance(value, str):
+            raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}, got {_shown(value)}")
+        return value
+    if get_origin(kind) is tuple:
+        return _read_sequence(name, get_args(kind)[0], value)
+    if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
+        return float(value)
+    words = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+    raise ConfigError(f"{name} must be {words[kind]}, got {_shown(value)}")
+
+
+def _read_sequence(name: str, kind: type, value: Any) -> tuple[Any, ...]:
+    if kind is float and isinstance(value, str):
+        if value not in _LEVEL_NAMES:
+            names = ", ".join(_LEVEL_NAMES)
+            raise ConfigError(f"{name} must be one of {names} or ascending numbers, got {_shown(value)}")
+        return _LEVEL_NAMES[value]
+    if not isinstance(value, (list, tuple)) or len(value) > _MAX_LAYERS:
+        raise ConfigError(f"{name} must be a list of at most {_MAX_LAYERS} numbers, got {_shown(value)}")
+    numbers = tuple(_read(name, kind, entry) for entry in value)
+    if kind is float:
+        try:
+            return as_levels(numbers, name, at_least=2)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    return numbers
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _sizes(value: tuple[int, ...]) -> bool:
+    return all(0 < size <= _MAX_UNITS for size in value)
+
+
+def _positive(value: float) -> bool:
+    return 0 < value < math.inf
+
+
+_RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "split": (lambda value: value >= 0, "at least 0"),
+    "validation_fraction": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
+    "hidden": (_sizes, f"numbers from 1 to {_MAX_UNITS}"),
+    "channels": (_sizes, f"numbers from 1 to {_MAX_UNITS}"),
+    "blocks": (lambda value: 0 < value <= _MAX_LAYERS, f"from 1 to {_MAX_LAYERS}"),
+    "epochs": (_positive, "at least 1"),
+    "batch_size": (_positive, "at least 1"),
+    "learning_rate": (_positive, "positive and finite"),
+    "lr_decay": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "lam": (math.isfinite, "finite"),
+    "lam_end": (math.isfinite, "finite"),
+    "warm_up_epochs": (_positive, "positive and finite"),
+    "warm_up_lam": (math.isfinite, "finite"),
+    "patience": (_positive, "at least 1"),
+    "shift": (lambda value: value >= 0, "at least 0"),
+    "seed": (lambda value: 0 <= value < 2**63, "from 0 to 2**63 - 1"),
+    "device": (lambda value: re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", value) is not None, "auto, cpu or cuda[:N]"),
+    "threads": (_positive, "at least 1"),
+    "checkpoint_every": (_positive, "at least 1"),
+}

@@ -1,0 +1,289 @@
+"""The training loop: Adam on the ELBO, in plain torch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bqn.beliefs import Gaussian, mean_of, var_of
+from bqn.data import Split, augment, to_input
+from bqn.heads import GaussianHead
+from bqn.network import Network
+from bqn.objective import ElboTerms, combine
+from bqn.training.checkpoint import Moment
+from bqn.training.config import TrainConfig
+from bqn.training.errors import CheckpointError, DivergedError
+from bqn.training.folder import RunFolder
+from bqn.training.guard import Cause, find_cause, health
+from bqn.training.prepare import count_outputs, fingerprint, prepare, require_fitting
+from bqn.training.preprocessing import Preprocessing
+from bqn.training.records import EpochRecord, History, best_epoch
+from bqn.training.schedules import kl_weight, learning_rate
+from bqn.training.state import TrainingState
+from bqn.training.surroundings import surroundings
+from bqn.training.validation import Scores, validate
+
+Report = Callable[[EpochRecord], None]
+Tick = Callable[[int, int], None]
+
+# Steps between looks at the health of a run on a GPU: looking makes the GPU wait. On a CPU every step is looked at.
+LOOK_EVERY = {"cpu": 1, "cuda": 100}
+
+
+def fit(
+    net: Network,
+    train: Split,
+    validation: Split | None,
+    config: TrainConfig,
+    *,
+    out: str | Path | None = None,
+    report: Report | None = None,
+    tick: Tick | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> History:
+    """Train `net` in place. Afterwards it holds the weights of the best epoch, by validation NLL where there is one.
+
+    Parameters
+    ----------
+    net : Network
+    train, validation : Split
+        Examples as stored: uint8 images or features in their own units. The best epoch is chosen on `validation`;
+        without it, the last one counts.
+    config : TrainConfig
+        Its settings for the loop; those for data and model describe what was handed in.
+    out : folder or None
+        Where the run is kept, so that `resume` can continue it and `load_run` can read it.
+    report : function of an EpochRecord, called after each epoch
+    tick : function of the steps done and the steps in all, called after each step, on a GPU after some
+    preprocessing : Preprocessing or None
+        Learned from `train` by default.
+
+    Raises
+    ------
+    DivergedError
+        The loss, a gradient or the validation NLL was not finite. `out` then holds the state before that step.
+    """
+    with surroundings(config) as device:
+        trainer = Trainer(net, train, validation, config, device, preprocessing)
+        if out is not None:
+            trainer.keep_in(RunFolder(out))
+        return trainer.run(report, tick)
+
+
+class Trainer:
+    """A run under way: the state, the data on the device, and the folder that keeps it."""
+
+    def __init__(
+        self,
+        net: Network,
+        train: Split,
+        validation: Split | None,
+        config: TrainConfig,
+        device: torch.device,
+        preprocessing: Preprocessing | None = None,
+    ) -> None:
+        require_fitting(train, validation, config)
+        self.config, self.net, self.device = config, net.to(device), device
+        self.preprocessing = preprocessing or Preprocessing.of(train, count_outputs(net, train))
+        self.x, self.y = prepare(net, train, self.preprocessing, device, "train")
+        self.held_out = None
+        if validation is not None:
+            self.held_out = prepare(net, validation, self.preprocessing, device, "validation")
+        self.fingerprint = fingerprint(train, validation)
+        self.steps = -(-len(train) // config.batch_size)
+        self._checkpoint_every = config.checkpoint_every or self.steps
+        self.learning_rate, self.lam = learning_rate(config), kl_weight(config)
+        optimizer = torch.optim.Adam(net.parameters(), lr=config.learning_rate, fused=True)
+        self.state = TrainingState(net, optimizer, config.seed, device)
+        self.folder: RunFolder | None = None
+
+    def keep_in(self, folder: RunFolder) -> None:
+        """Begin a run folder."""
+        folder.begin(self.config, self.preprocessing, self._moment())
+        self.folder = folder
+
+    def continue_from(self, folder: RunFolder) -> None:
+        """Return to where the run in `folder` was last saved."""
+        moment, source = folder.read_checkpoint(), str(folder.checkpoint)
+        if moment.facts.get("data") != self.fingerprint:
+            raise CheckpointError(f"{source}: the run was trained on other data than these")
+        self.state.restore(moment, source)
+        if self.state.position > self.steps or self.state.epoch > self.config.epochs:
+            raise CheckpointError(f"{source} is further than the {self.config.epochs} epochs of its config")
+        self.folder = folder
+        folder.clean()
+        folder.write_history(self.history())
+        if self.state.best is not None:
+            folder.write_best(self.net, self.state.best)
+
+    def run(self, report: Report | None, tick: Tick | None) -> History:
+        """Train until the last epoch or until patience ends."""
+        checked, self.net.validate = self.net.validate, False  # the data were checked once, when they were prepared
+        self.net.train()
+        try:
+            while not self._finished():
+                record = self._epoch(tick)
+                if report is not None:
+                    report(record)
+        finally:
+            self.net.validate = checked
+        if self.state.best is not None:
+            self.net.load_state_dict(self.state.best)
+        self.net.eval()
+        return self.history()
+
+    def history(self) -> History:
+        records = tuple(self.state.records)
+        return History(records, best_epoch(records), self._finished() and len(records) < self.config.epochs)
+
+    def _finished(self) -> bool:
+        best, patience = best_epoch(self.state.records), self.config.patience
+        out_of_patience = patience is not None and best is not None and self.state.epoch - best >= patience
+        return out_of_patience or self.state.epoch >= self.config.epochs
+
+    def _epoch(self, tick: Tick | None) -> EpochRecord:
+        state = self.state
+        # Batches of nearly equal size: a last batch of one example would give batch norm no statistics.
+        batches = state.draw_order(len(self.x)).to(self.device).tensor_split(self.steps)
+        started = time.perf_counter() - state.seconds
+        while state.position < self.steps:
+            self._advance(batches)
+            state.seconds = time.perf_counter() - started
+            if tick is not None:
+                tick(self._steps_done(), self.config.epochs * self.steps)
+            if self._steps_since_checkpoint() == 0 and state.position < self.steps:
+                self._save()
+        record = self._score(started)
+        state.end_epoch(record)
+        self._save()
+        if self.folder is not None:
+            self.folder.write_history(self.history())
+            if best_epoch(state.records) in (None, record.epoch):
+                self.folder.write_best(self.net)
+        return record
+
+    def _steps_done(self) -> int:
+        return self.state.epoch * self.steps + self.state.position
+
+    def _steps_since_checkpoint(self) -> int:
+        return self._steps_done() % self._checkpoint_every
+
+    def _advance(self, batches: tuple[Tensor, ...]) -> None:
+        """Make a step, or on a GPU as many as may pass before the next look at their health."""
+        start = self.state.position
+        until_checkpoint = self._checkpoint_every - self._steps_since_checkpoint()
+        count = min(LOOK_EVERY[self.device.type], self.steps - start, until_checkpoint)
+        ahead = batches[start : start + count]
+        if count > 1:
+            before = _copied(self._moment())
+            if bool(torch.isfinite(torch.stack([self._step(batch) for batch in ahead])).all()):
+                return
+            self.state.restore(before, "the state a few steps ago")
+        for batch in ahead:
+            self._careful_step(batch)
+
+    def _step(self, batch: Tensor) -> Tensor:
+        terms, healthy = self._gradients(batch)
+        self._update(terms)
+        return healthy
+
+    def _careful_step(self, batch: Tensor) -> None:
+        """A step that is undone if a number in it is not finite."""
+        buffers = [buffer.clone() for buffer in self.net.buffers()]
+        generators = self.state.generator_states()
+
+        def undo() -> None:
+            for buffer, kept in zip(self.net.buffers(), buffers, strict=True):
+                buffer.copy_(kept)
+            self.state.set_generator_states(generators)
+
+        def forward() -> ElboTerms:
+            undo()
+            return self._terms(batch)
+
+        terms, healthy = self._gradients(batch)
+        if not bool(torch.isfinite(healthy)):
+            cause = find_cause(self.net, forward)
+            undo()
+            raise self._diverged(self.state.position + 1, cause or Cause("gradient", "though no term of it shows why"))
+        self._update(terms)
+
+    def _gradients(self, batch: Tensor) -> tuple[ElboTerms, Tensor]:
+        terms = self._terms(batch)
+        self.state.optimizer.zero_grad()
+        (-terms.value).backward()
+        return terms, health(terms.value, self.net.parameters())
+
+    def _update(self, terms: ElboTerms) -> None:
+        for group in self.state.optimizer.param_groups:
+            group["lr"] = self.learning_rate(self._time())
+        self.state.optimizer.step()
+        self.state.term_sums += torch.stack(terms).detach()
+        self.state.position += 1
+
+    def _time(self) -> float:
+        """Epochs gone by, the current one in part."""
+        return self.state.epoch + self.state.position / self.steps
+
+    def _terms(self, batch: Tensor) -> ElboTerms:
+        x, y = self.x[batch], self.y[batch]
+        if self.config.shift or self.config.flip:
+            x = augment(x, self.config.shift, self.config.flip, self.state.augmentation)
+        mixed = torch.autocast("cuda", torch.bfloat16) if self.config.mixed_precision else nullcontext()
+        with mixed:
+            belief = self.net(to_input(x))
+            if self.config.mixed_precision:  # bounds and likelihoods need the digits that bfloat16 lacks
+                mean, var = mean_of(belief), var_of(belief)
+                belief = mean.float() if var is None else Gaussian.of(mean.float(), var.float())
+        bound = {} if isinstance(self.net.head, GaussianHead) else {"bound": self.config.bound}
+        log_likelihoods = self.net.head.log_likelihood(belief, y, validate=False, **bound)
+        return combine(log_likelihoods, self.net.kl(), len(self.x), self.lam(self._time()))
+
+    def _score(self, started: float) -> EpochRecord:
+        state, config = self.state, self.config
+        elbo, log_likelihood, kl = (state.term_sums / self.steps).tolist()
+        scores: Scores | None = None
+        if self.held_out is not None:
+            scores = validate(self.net, *self.held_out, self.preprocessing)
+            if not math.isfinite(scores.nll):
+                raise self._diverged(self.steps, Cause("validation NLL", "though all training steps were"))
+        seconds = time.perf_counter() - started
+        spent = sum(record.seconds for record in state.records) + seconds
+        return EpochRecord(
+            epoch=state.epoch + 1,
+            elbo=elbo,
+            log_likelihood=log_likelihood,
+            kl=kl,
+            train_nll=self.preprocessing.log_scale - log_likelihood,
+            validation_nll=scores and scores.nll,
+            validation_error=scores and scores.error,
+            validation_rmse=scores and scores.rmse,
+            learning_rate=self.learning_rate(state.epoch),
+            lam=self.lam(state.epoch),
+            seconds=seconds,
+            eta=spent / (state.epoch + 1) * (config.epochs - state.epoch - 1),
+        )
+
+    def _diverged(self, step: int, cause: Cause) -> DivergedError:
+        self._save()
+        saved = f"; the state before it is saved in {self.folder.path}" if self.folder else ""
+        return DivergedError(self.state.epoch + 1, step, cause.term, cause.where, saved)
+
+    def _moment(self) -> Moment:
+        moment = self.state.capture()
+        moment.facts["data"] = self.fingerprint
+        return moment
+
+    def _save(self) -> None:
+        if self.folder is not None:
+            self.folder.write_checkpoint(self._moment())
+
+
+def _copied(moment: Moment) -> Moment:
+    return Moment({name: tensor.clone() for name, tensor in moment.tensors.items()}, moment.facts)

@@ -1,0 +1,182 @@
+"""The state of a training run: all that decides the steps to come, taken down and put back exactly."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bqn.network import Network
+from bqn.training.checkpoint import Moment
+from bqn.training.errors import CheckpointError
+from bqn.training.records import EpochRecord, best_epoch, parse_records
+
+_ADAM = ("step", "exp_avg", "exp_avg_sq")
+
+
+class TrainingState:
+    """Network, optimizer, generators, position, and what has happened so far.
+
+    A checkpoint is a `Moment` of it on disk, the guard's way back one in memory.
+
+    Attributes
+    ----------
+    epoch, position : int
+        Finished epochs, and finished steps within the current one.
+    order, augmentation : torch.Generator
+        Draw the order of the examples (on the CPU) and the augmentation (on the device of the network).
+    term_sums : Tensor `(3,)`
+        ELBO, log-likelihood and KL, summed over the steps of the epoch.
+    seconds : float
+        Time spent on the epoch so far, in all processes that worked on it.
+    records : list of EpochRecord
+    best : dict of Tensor, or None
+        The weights of the epoch with the lowest validation NLL.
+    """
+
+    def __init__(self, net: Network, optimizer: torch.optim.Optimizer, seed: int, device: torch.device) -> None:
+        self.net, self.optimizer, self.device = net, optimizer, device
+        seeds = torch.randint(2**63 - 1, (3,), generator=torch.Generator().manual_seed(seed)).tolist()
+        self.order = torch.Generator().manual_seed(seeds[0])
+        self.augmentation = torch.Generator(device).manual_seed(seeds[1])
+        torch.default_generator.manual_seed(seeds[2])  # for layers with randomness of their own
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index].manual_seed(seeds[2])
+        self.epoch = self.position = 0
+        self._order_at_start = self.order.get_state()
+        self.term_sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.seconds = 0.0
+        self.records: list[EpochRecord] = []
+        self.best: dict[str, Tensor] | None = None
+
+    def draw_order(self, examples: int) -> Tensor:
+        """The order of the examples in this epoch, `(examples,)`: the same however often it is asked for."""
+        self.order.set_state(self._order_at_start)
+        return torch.randperm(examples, generator=self.order)
+
+    def end_epoch(self, record: EpochRecord) -> None:
+        """Put the record down and turn to the next epoch. Keeps the weights if no epoch was better."""
+        self.records.append(record)
+        if best_epoch(self.records) == record.epoch:
+            self.best = {name: tensor.detach().clone() for name, tensor in self.net.state_dict().items()}
+        self.epoch, self.position, self.seconds = self.epoch + 1, 0, 0.0
+        self.term_sums.zero_()
+        self._order_at_start = self.order.get_state()
+
+    def generator_states(self) -> dict[str, Tensor]:
+        """The generators that a step may use."""
+        states = {"augmentation": self.augmentation.get_state(), "torch": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self.device)
+        return states
+
+    def set_generator_states(self, states: dict[str, Tensor]) -> None:
+        self.augmentation.set_state(states["augmentation"])
+        torch.set_rng_state(states["torch"])
+        if self.device.type == "cuda" and "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"], self.device)
+
+    def capture(self) -> Moment:
+        """This moment. Tensors are shared with the run, which will change them: write or copy them at once."""
+        tensors = {f"model/{name}": tensor for name, tensor in self.net.state_dict().items()}
+        tensors |= {f"best/{name}": tensor for name, tensor in (self.best or {}).items()}
+        for name, parameter in self.net.named_parameters():
+            held = self.optimizer.state.get(parameter, {})
+            tensors |= {f"optimizer/{name}/{key}": held[key] for key in _ADAM if key in held}
+        tensors |= {f"generator/{name}": value for name, value in self.generator_states().items()}
+        tensors["generator/order"] = self._order_at_start
+        tensors["term_sums"] = self.term_sums
+        facts = {
+            "epoch": self.epoch,
+            "position": self.position,
+            "seconds": self.seconds,
+            "records": [record.to_dict() for record in self.records],
+        }
+        return Moment(tensors, facts)
+
+    def restore(self, moment: Moment, source: str) -> None:
+        """Return to a moment of a run of the same network, or say why it is none and leave the network as it is."""
+        epoch, position, seconds, records = _read_facts(moment.facts, source)
+        model = _part(moment.tensors, "model/")
+        best = _part(moment.tensors, "best/") if best_epoch(records) is not None else None
+        for weights in (model, best):
+            if weights is not None:
+                require_weights(self.net, weights, source)
+        optimizer = self._optimizer_state(_part(moment.tensors, "optimizer/"), source)
+        generators = _part(moment.tensors, "generator/")
+        sums = moment.tensors.get("term_sums")
+        if sums is None or sums.shape != (3,) or sums.dtype != torch.float64:
+            raise CheckpointError(f"{source}: term_sums must be three numbers")
+        try:
+            torch.Generator().set_state(generators["order"])
+            self.set_generator_states(generators)
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise CheckpointError(f"{source}: the state of the generators cannot be used: {error}") from None
+        self.net.load_state_dict(model)
+        self.optimizer.load_state_dict(optimizer)
+        self._order_at_start = generators["order"].clone()
+        self.term_sums.copy_(sums)
+        self.epoch, self.position, self.seconds, self.records = epoch, position, seconds, list(records)
+        self.best = None if best is None else {name: tensor.to(self.device) for name, tensor in best.items()}
+
+    def _optimizer_state(self, held: dict[str, Tensor], source: str) -> dict[str, Any]:
+        state: dict[int, dict[str, Tensor]] = {}
+        for index, (name, parameter) in enumerate(self.net.named_parameters()):
+            entry = {key: held.pop(f"{name}/{key}") for key in _ADAM if f"{name}/{key}" in held}
+            if not entry:
+                continue
+            shapes = {key: tensor.shape for key, tensor in entry.items()}
+            if shapes != {"step": torch.Size(()), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
+                raise CheckpointError(f"{source}: the optimizer's state of {name} does not fit this network")
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in entry.values()):
+                raise CheckpointError(f"{source}: the optimizer's state of {name} is not finite")
+            # In the memory layout of the parameter: a fused step runs over the memory of both side by side.
+            moments = {key: torch.empty_like(parameter).copy_(entry[key]) for key in _ADAM[1:]}
+            state[index] = {"step": entry["step"].clone(), **moments}
+        if held:
+            raise CheckpointError(f"{source}: the optimizer has state for {sorted(held)[0]}, which this network lacks")
+        return {"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]}
+
+
+def require_weights(net: Network, weights: dict[str, Tensor], source: str) -> None:
+    """Raise unless `weights` are finite and name for name, shape for shape those of `net`."""
+    own = net.state_dict()
+    if set(weights) != set(own):
+        missing, extra = sorted(set(own) - set(weights)), sorted(set(weights) - set(own))
+        raise CheckpointError(
+            f"{source} is of another architecture than this network: missing {missing[:3]}, unexpected {extra[:3]}"
+        )
+    for name, tensor in weights.items():
+        if tensor.shape != own[name].shape or tensor.dtype != own[name].dtype:
+            raise CheckpointError(
+                f"{source} is of another architecture than this network: {name} is {tensor.dtype} "
+                f"{tuple(tensor.shape)}, expected {own[name].dtype} {tuple(own[name].shape)}"
+            )
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{source}: {name} has NaN or infinite values")
+
+
+def best_weights(moment: Moment) -> dict[str, Tensor]:
+    """The weights to use: those of the best epoch, or the latest where no epoch has been compared."""
+    return _part(moment.tensors, "best/") or _part(moment.tensors, "model/")
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _read_facts(facts: dict[str, Any], source: str) -> tuple[int, int, float, tuple[EpochRecord, ...]]:
+    epoch, position, seconds = (facts.get(name) for name in ("epoch", "position", "seconds"))
+    for name, value in (("epoch", epoch), ("position", position)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise CheckpointError(f"{source}: {name} must be a count, got {value!r:.40}")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+        raise CheckpointError(f"{source}: seconds must be a time, got {seconds!r:.40}")
+    records = parse_records(facts.get("records"), f"{source}: records")
+    assert isinstance(epoch, int)
+    assert isinstance(position, int)
+    if len(records) != epoch:
+        raise CheckpointError(f"{source}: {len(records)} records for {epoch} finished epochs")
+    return epoch, position, float(seconds), records

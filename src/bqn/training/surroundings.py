@@ -1,0 +1,41 @@
+"""Where a run takes place: device, threads, and torch's own generators, which are given back untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from bqn.training.config import TrainConfig
+from bqn.training.errors import ConfigError
+
+
+@contextmanager
+def surroundings(config: TrainConfig) -> Iterator[torch.device]:
+    """The device; the number of threads and torch's own generators, both restored afterwards."""
+    device = find_device(config)
+    threads = torch.get_num_threads()
+    try:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield device
+    finally:
+        torch.set_num_threads(threads)
+
+
+def find_device(config: TrainConfig) -> torch.device:
+    """The device that `config` names."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ConfigError(f"device: {config.device} is not there, torch sees {count} CUDA devices")
+        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    if config.mixed_precision:
+        raise ConfigError(f"mixed_precision needs a CUDA device, got {name}")
+    return device

@@ -1,0 +1,47 @@
+"""How good the network is on examples that it does not learn from: the numbers by which the best epoch is chosen."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bqn import metrics
+from bqn.data import to_input
+from bqn.heads import Moments
+from bqn.network import Network
+from bqn.training.preprocessing import Preprocessing
+
+BATCH = 1000
+
+
+class Scores(NamedTuple):
+    """NLL and error of a classifier, NLL and root mean squared error of a regression; in the units of the data."""
+
+    nll: float
+    error: float | None
+    rmse: float | None
+
+
+def validate(net: Network, x: Tensor, y: Tensor, preprocessing: Preprocessing, batch_size: int = BATCH) -> Scores:
+    """Score the analytic predictions for prepared examples.
+
+    Parameters
+    ----------
+    net : Network
+    x : Tensor `(N, ...)`, pixels as uint8 or standardized features
+    y : Tensor, labels `(N,)` or standardized targets `(N, out)`
+    preprocessing : how to return to the units of the data
+    """
+    predictions = [net.predict(to_input(part)) for part in x.split(batch_size)]
+    if preprocessing.targets is None:
+        probs = torch.cat([part for part in predictions if isinstance(part, Tensor)])
+        return Scores(metrics.nll(probs, y), metrics.error(probs, y), None)
+    mean = torch.cat([part.mean for part in predictions if isinstance(part, Moments)])
+    var = torch.cat([part.var for part in predictions if isinstance(part, Moments)])
+    square = (y - mean).double().square()
+    nll = 0.5 * (square / var + var.double().log() + math.log(2 * math.pi)).sum(-1).mean()
+    rmse = (square * preprocessing.targets.std.to(square).square()).mean().sqrt()
+    return Scores(float(nll) + preprocessing.log_scale, None, float(rmse))
