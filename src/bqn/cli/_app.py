@@ -1,0 +1,57 @@
+"""All commands, in the order of the help. A new one is a file with a function, and one line here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from bqn import __version__
+from bqn.cli import compare, data, evaluate, predict, report, resume, train
+from bqn.cli._console import show
+
+app = typer.Typer(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog="Begin with: bqn train --data digits --out runs/one",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        show(f"bqn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def describe(
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", metavar="", help="Show where an error comes from; may stand anywhere.")
+    ] = False,
+) -> None:
+    """Bayesian quantized networks: train, evaluate and use them.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+    """
+
+
+def _add(command: Callable[..., None], panel: str, examples: str) -> None:
+    """Register a command under its own name, with its docstring as help."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    app.command(command.__name__, help=text, epilog=examples, rich_help_panel=panel)(command)
+
+
+_add(train.train, "Train", train.EXAMPLES)
+_add(resume.resume, "Train", resume.EXAMPLES)
+app.add_typer(data.app, name="data", rich_help_panel="Train")
+_add(evaluate.evaluate, "Look", evaluate.EXAMPLES)
+_add(compare.compare, "Look", compare.EXAMPLES)
+_add(report.report, "Look", report.EXAMPLES)
+_add(predict.predict, "Use", predict.EXAMPLES)

@@ -1,0 +1,63 @@
+"""What a command may fail with, and what the user is told about it: one line each."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from bqn.training import ConfigError, DivergedError
+
+# What may go wrong without a fault in this package. Anything else is a bug, and shows as one.
+EXPECTED = (OSError, ValueError, DivergedError, ImportError, MemoryError, torch.OutOfMemoryError)
+
+
+class UsageError(ValueError):
+    """Arguments or settings that cannot be used as they are: exit code 2."""
+
+
+class InterruptedRunError(Exception):
+    """Ctrl-C during training, with words about what remains: exit code 130.
+
+    No KeyboardInterrupt, which typer would take for itself.
+    """
+
+
+class OutputError(Exception):
+    """Standard output takes no more; `closed` if its reader has gone, as in `bqn data list | head`."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"cannot write to standard output: {error.strerror}")
+        self.closed = error.errno == errno.EPIPE
+
+
+@contextmanager
+def settings_are_usage() -> Iterator[None]:
+    """Turn a wrong setting into wrong usage, for commands whose settings come from the user."""
+    try:
+        yield
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+
+
+def describe(error: BaseException) -> str:
+    """The error as one line."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        text = "out of memory; a smaller --batch-size needs less"
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    else:
+        text = str(error) or type(error).__name__
+    return one_line(text)
+
+
+def one_line(text: str) -> str:
+    """No line breaks, and nothing that a terminal would take for a command: names of files can hold both."""
+    return "".join(sign if sign.isprintable() else " " if sign == "\n" else repr(sign)[1:-1] for sign in text)
+
+
+def is_missing_extra(error: BaseException) -> bool:
+    """Whether an optional library is not there, and the message says how to install it."""
+    return isinstance(error, ImportError) and "pip install" in str(error)

@@ -1,0 +1,48 @@
+"""`bqn resume`: go on with a run that was stopped."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bqn import training
+from bqn.cli._console import note
+from bqn.cli._options import AsJson, DataDir, Quiet, RunFolderArgument, TensorBoard, choose_device
+from bqn.cli._training import tell, watched
+from bqn.training import EpochRecord
+from bqn.training.folder import RunFolder
+
+EXAMPLES = "Example: bqn resume runs/one"
+
+
+def resume(
+    run: RunFolderArgument,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="Another device than before.", show_default=False),
+    ] = None,
+    data_dir: DataDir = None,
+    tensorboard: TensorBoard = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run after Ctrl-C, a crash or a power cut, from where it was last saved.
+
+    On a CPU the result is bit by bit that of a run which was never stopped.
+    """
+    if device is not None:
+        choose_device(device)
+    config = RunFolder(run).read_config()
+    worked = False
+    with watched(config, run, quiet, tensorboard) as shown:
+
+        def report(record: EpochRecord) -> None:
+            nonlocal worked
+            worked = True
+            shown.report(record)
+
+        done = training.resume(run, root=data_dir, device=device, report=report, tick=shown.tick)
+    if not worked:
+        note(f"{run} was finished already")
+    tell(done, run, as_json)

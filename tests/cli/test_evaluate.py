@@ -1,0 +1,193 @@
+"""`bqn evaluate`, `bqn compare` and `bqn report`: figures as tables and as JSON, on the right examples."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bqn import evaluation
+from bqn.data import load, split_validation
+from bqn.training import load_run
+from tests.cli.files import QUICK, images, write_images
+
+
+def evaluated(bqn, *arguments):
+    """The JSON object that a command prints, and nothing beside it."""
+    done = bqn(*arguments, "--json")
+    assert (done.code, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+def test_json(bqn, home):
+    result = evaluated(bqn, "evaluate", home.classifier)
+    run, data = load_run(home.classifier), load(str(home.images))
+    expected = evaluation.evaluate(run.net, data.test, prepare=run.preprocessing.input)
+    assert {name: result[name] for name in expected} == expected
+    assert {"nll", "error", "ece", "bound"} <= set(result["analytic"])
+    assert {"nll", "error", "ece"} <= set(result["mc"]) & set(result["map"])
+    about = {"run": str(home.classifier), "model": "mlp", "data": str(home.images), "part": "test"}
+    about |= {"task": "classification", "classes": ["a", "b", "c"]}
+    assert {name: result[name] for name in about} == about
+
+
+def test_regression(bqn, home):
+    result = evaluated(bqn, "evaluate", home.regression)
+    run = load_run(home.regression)
+    data = load(str(home.table), target="price")
+    expected = evaluation.evaluate(
+        run.net, data.test, prepare=run.preprocessing.input, target_scale=run.preprocessing.target_scale
+    )
+    assert result["analytic"] == expected["analytic"]
+    table = bqn("evaluate", home.regression)
+    assert f"{result['analytic']['rmse']:.4g}" in table.out
+    assert f"{result['map']['log_likelihood']:.4f}" in table.out
+
+
+def test_table(bqn, home):
+    result = evaluated(bqn, "evaluate", home.classifier, "--samples", 3, "--recalibrate")
+    shown = bqn("evaluate", home.classifier, "--samples", 3, "--recalibrate")
+    assert (shown.code, shown.err) == (0, "")
+    rows = {line[:11].strip(): line[11:].split() for line in shown.out.splitlines()}
+    for mode, name in (("analytic", "analytic"), ("mc", "mc"), ("map_recalibrated", "map recal.")):
+        assert rows[name][0] == f"{result[mode]['nll']:.4f}"
+        assert rows[name][2] == f"{result[mode]['error']:.2%}"
+    assert rows["map"][-1] == "–"  # one network cannot doubt itself
+    assert "mc: 3 sampled networks" in " ".join(shown.out.split())
+    assert max(map(len, shown.out.splitlines()[1:])) <= 80
+
+
+def test_a_narrow_terminal_loses_no_digit(bqn, home, monkeypatch):
+    wide = bqn("evaluate", home.regression).out.splitlines()[2:7]
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = bqn("evaluate", home.regression).out
+    assert all(line in narrow for line in wide)
+
+
+def test_everything_at_once(bqn, home, tmp_path):
+    other = write_images(tmp_path / "other.npz", "vw")
+    flags = ["--ood", other, "--corruptions", "--samples", 2, "--seed", 1, "--bins", 7, "--device", "cpu"]
+    result = evaluated(bqn, "evaluate", home.classifier, *flags)
+    assert result["settings"]["bins"] == 7
+    assert result["ood"]["examples"] == 30
+    assert set(result["corruptions"]) == {"noise", "blur", "rotation"}
+    shown = bqn("evaluate", home.classifier, *flags).out
+    assert f"{result['ood']['mc']['epistemic']['auroc']:.2%}" in shown
+    assert f"{result['corruptions']['blur']['map']['nll'][4]:.4f}" in shown
+    assert max(map(len, shown.splitlines()[1:])) <= 80
+
+
+def test_seed_and_samples_matter(bqn, home):
+    first, same, other = (
+        evaluated(bqn, "evaluate", home.classifier, "--samples", 2, "--seed", seed)["mc"]["nll"] for seed in (0, 0, 1)
+    )
+    assert first == same != other
+
+
+def test_validation_examples_are_those_of_the_run(bqn, home):
+    result = evaluated(bqn, "evaluate", home.classifier, "--part", "validation")
+    run = load_run(home.classifier)
+    assert result["analytic"]["nll"] == pytest.approx(run.history.best.validation_nll, rel=1e-5)
+    _, held = split_validation(load(str(home.images)).train, 0.1, run.config.seed, True)
+    assert result["settings"]["examples"] == len(held)
+
+
+def test_other_data_are_matched_by_the_names_of_classes(bqn, home, tmp_path):
+    x, y = images(40, classes=2, seed=5)
+    np.savez(tmp_path / "few.npz", x=x, y=np.array(["c", "a"])[y])  # c, a are 0, 2 for the run and 1, 0 in the file
+    result = evaluated(bqn, "evaluate", home.classifier, "--data", tmp_path / "few.npz", "--part", "all")
+    run = load_run(home.classifier)
+    labels = torch.tensor([2, 0])[torch.from_numpy(y)]
+    wrong = (run.predict(torch.from_numpy(x).unsqueeze(1)).argmax(-1) != labels).float().mean()
+    assert result["analytic"]["error"] == pytest.approx(float(wrong))
+    assert result["settings"]["examples"] == 40
+
+
+def test_another_table_is_read_as_the_runs_own(bqn, home, tmp_path):
+    """Its target is the column of the same name."""
+    other = shutil.copy(home.table, tmp_path / "other.csv")
+    result = evaluated(bqn, "evaluate", home.regression, "--data", other)
+    assert result["analytic"] == evaluated(bqn, "evaluate", home.regression)["analytic"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--part", "most"], "--part must be one of test, validation, all, got 'most'"),
+        (["--part", "all"], "--part all needs --data"),
+        (["--part", "validation", "--data", "DATA"], "leave --data out"),
+        (["--recalibrate", "--data", "DATA"], "leave --data out"),
+        (["--device", "abacus"], "device must be auto, cpu or cuda[:N], got 'abacus'"),
+    ],
+)
+def test_wrong_usage(bqn, home, flags, message):
+    flags = [str(home.images) if flag == "DATA" else flag for flag in flags]
+    assert message in bqn("evaluate", home.classifier, *flags).fails(code=2)
+
+
+def test_a_run_without_validation(bqn, home):
+    bqn("train", "--data", home.images, "--out", "run", *QUICK, "--validation-fraction", 0)
+    assert bqn("evaluate", "run", "--part", "validation").fails(code=2) == "run has no validation examples"
+    assert evaluated(bqn, "evaluate", "run")["analytic"]["nll"] > 0
+
+
+def test_an_unfinished_run_is_told(bqn, run):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "epochs": 9}))
+    done = bqn("evaluate", run, "--json")
+    assert done.err == f"{run} is not finished: 2 of 9 epochs\n"
+    assert json.loads(done.out)["analytic"]["nll"] > 0
+
+
+def test_a_folder_without_its_checkpoint_will_do(bqn, run, home):
+    (run / "checkpoint.safetensors").unlink()
+    assert evaluated(bqn, "evaluate", run)["map"] == evaluated(bqn, "evaluate", home.classifier)["map"]
+
+
+def test_compare(bqn, home, tmp_path):
+    bqn("train", "--data", home.images, "--out", "other", *QUICK, "--lam", 0.5, "--levels", "ternary")
+    both = evaluated(bqn, "compare", home.classifier, "other")["runs"]
+    assert [each["run"] for each in both] == [str(home.classifier), "other"]
+    assert both[1]["mc"] == evaluated(bqn, "evaluate", "other")["mc"]
+    shutil.copytree(home.classifier, "one")
+    shown = bqn("compare", "one", "other")
+    assert (shown.code, shown.err) == (0, "")
+    words = " ".join(shown.out.split())
+    assert "lam 0.5" in words
+    assert "levels ternary" in words
+    assert "hidden" not in shown.out  # the same in both
+    rows = [line.split() for line in shown.out.splitlines()]
+    found = [row[1] for row in rows if row[:1] == ["other"] and len(row) == 9]
+    assert found == [f"{both[1][mode]['nll']:.4f}" for mode in ("analytic", "mc", "map")]
+
+
+def test_compare_of_different_data_says_so(bqn, home, tmp_path):
+    bqn("train", "--data", write_images(tmp_path / "more.npz", "ab"), "--out", "other", *QUICK)
+    assert "different data" in bqn("compare", home.classifier, "other").err
+    told = bqn("compare", home.classifier, home.regression).fails(code=2)
+    assert "have no figures in common" in told
+
+
+def test_report(bqn, home, monkeypatch):
+    from bqn import report
+
+    asked = []
+
+    def write(run, out=None, **options):
+        asked.append((run, out, options))
+        return Path("page [1].html")
+
+    monkeypatch.setattr(report, "write", write)
+    done = bqn("report", home.classifier, "--ood", "kmnist", "--samples", 7, "--out", "page.html", "--device", "cpu")
+    assert done == (0, "page [1].html\n", "")
+    options = {"data_dir": None, "ood": "kmnist", "corruptions": False, "samples": 7, "seed": 0, "device": "cpu"}
+    assert asked == [(home.classifier, Path("page.html"), options)]
+
+
+def test_report_of_a_run(bqn, run):
+    done = bqn("report", run)
+    assert (done.code, done.err) == (0, "")
+    page = Path(done.out.strip())
+    assert page.read_text().lstrip().lower().startswith("<!doctype html>")
