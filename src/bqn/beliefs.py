@@ -41,6 +41,8 @@ class Gaussian:
     def __init__(self, mean: Tensor, var: Tensor) -> None:
         require_floating(mean, "mean")
         require_floating(var, "var")
+        if mean.dtype != var.dtype:
+            raise TypeError(f"var must have the dtype of mean, {mean.dtype}, got {var.dtype}")
         if mean.shape != var.shape:
             raise ValueError(f"var must have the shape of mean, {tuple(mean.shape)}, got {tuple(var.shape)}")
         require_finite(mean, "mean")
@@ -131,6 +133,8 @@ class Gaussian:
 
     def central_moment(self, order: int) -> Tensor:
         """Central moment of order 2, 3 or 4 per element."""
+        if order not in (2, 3, 4):
+            raise ValueError(f"order must be 2, 3 or 4, got {order}")
         if order == 2:
             return self.var
         return torch.zeros_like(self.mean) if order == 3 else 3 * self.var.square()
@@ -153,8 +157,12 @@ class Gaussian:
 
         return Gaussian.deferred(shape, self._like, lambda: apply((self.mean, self.var)), within)
 
-    def reshape(self, *shape: int) -> Gaussian:
-        return self.mapped(torch.Size(shape), lambda tensor: tensor.reshape(shape))
+    def reshape(self, *shape: int | tuple[int, ...]) -> Gaussian:
+        target = full_shape(self.shape, shape)
+        return self.mapped(target, lambda tensor: tensor.reshape(target))
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Gaussian:
+        return self.reshape(flat_shape(self.shape, start_dim, end_dim))
 
     def __getitem__(self, index: Any) -> Gaussian:
         return Gaussian.of(self.mean[index], self.var[index])
@@ -206,7 +214,7 @@ class Categorical:
         The D values, strictly ascending.
     """
 
-    __slots__ = ("_levels", "_logits", "_mean", "_probs", "_var")
+    __slots__ = ("_levels", "_logits", "_mean", "_probs", "_var", "_within")
 
     def __init__(self, probs: Tensor, levels: Iterable[float] | Tensor) -> None:
         require_floating(probs, "probs")
@@ -232,6 +240,7 @@ class Categorical:
         self._logits: Tensor | None = None
         self._mean: Lazy | None = None
         self._var: Lazy | None = None
+        self._within: WithinFunction | None = None
 
     @classmethod
     def of(
@@ -242,15 +251,20 @@ class Categorical:
         logits: Tensor | None = None,
         mean: Lazy | None = None,
         var: Lazy | None = None,
+        within: WithinFunction | None = None,
     ) -> Categorical:
         """Build without checks from what is at hand; the rest is derived when asked for.
 
-        At least one of `probs`, `logits` or, for two levels, `mean` is needed.
+        At least one of `probs`, `logits` or, for two levels, `mean` is needed. `within` is as for `Gaussian.deferred`.
         """
         belief = cls.__new__(cls)
         belief._levels, belief._probs, belief._logits = levels, probs, logits
-        belief._mean, belief._var = mean, var
+        belief._mean, belief._var, belief._within = mean, var, within
         return belief
+
+    def within_batch(self, momentum: float | None) -> Gaussian | Categorical:
+        """As `Gaussian.within_batch`: an exact sum knows its common noise too, and gives the moments without it."""
+        return self if self._within is None else Gaussian.of(*self._within(momentum))
 
     @classmethod
     def from_logits(cls, logits: Tensor, levels: Iterable[float] | Tensor) -> Categorical:
@@ -262,6 +276,7 @@ class Categorical:
                 f"logits must have one entry per level in its last dimension, {len(values)}, got shape "
                 f"{tuple(logits.shape)}"
             )
+        require_finite(logits, "logits")
         return cls.of_logits(logits, values)
 
     @classmethod
@@ -294,6 +309,9 @@ class Categorical:
     @property
     def levels(self) -> Tensor:
         """The D levels, shape `(D,)`, with the dtype and device of the belief."""
+        return self._level_tensor().clone()
+
+    def _level_tensor(self) -> Tensor:
         return level_tensor(self._levels, self._any())
 
     @property
@@ -306,7 +324,7 @@ class Categorical:
         """Shape `(..., D)`."""
         if self._probs is None:
             low, high = self._levels
-            up = (self.mean - low) / (high - low)
+            up = ((self.mean - low) / (high - low)).clamp(0, 1)  # a rounded mean may lie a hair outside
             self._probs = torch.stack((1 - up, up), -1)
         elif not isinstance(self._probs, Tensor):
             self._probs = self._probs()
@@ -322,7 +340,7 @@ class Categorical:
     @property
     def mean(self) -> Tensor:
         if self._mean is None:
-            self._mean = self.probs @ self.levels
+            self._mean = self.probs @ self._level_tensor()
         elif not isinstance(self._mean, Tensor):
             self._mean = self._mean()
         return self._mean
@@ -331,7 +349,7 @@ class Categorical:
     def var(self) -> Tensor:
         if self._var is None:
             if len(self._levels) == 2 and not isinstance(self._probs, Tensor):
-                self._var = (self._levels[1] - self.mean) * (self.mean - self._levels[0])
+                self._var = ((self._levels[1] - self.mean) * (self.mean - self._levels[0])).clamp_min(0)
             else:
                 self._var = self.central_moment(2)
         elif not isinstance(self._var, Tensor):
@@ -371,12 +389,12 @@ class Categorical:
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """One draw of levels, shape of `mean`. A level of probability zero is never drawn."""
         race = torch.empty_like(self.probs).exponential_(generator=generator)
-        return self.levels[(self.probs.detach() / race).argmax(-1)]
+        return self._level_tensor()[(self.probs.detach() / race).argmax(-1)]
 
     def mode(self) -> Tensor:
         """The most probable level; of equals the highest, in step with sign(0) = +1."""
         scores = self._logits if self._logits is not None else self.probs
-        return self.levels[len(self._levels) - 1 - scores.detach().flip(-1).argmax(-1)]
+        return self._level_tensor()[len(self._levels) - 1 - scores.detach().flip(-1).argmax(-1)]
 
     def entropy(self) -> Tensor:
         """Entropy per element in nats, between 0 and log D."""
@@ -384,24 +402,34 @@ class Categorical:
 
     def central_moment(self, order: int) -> Tensor:
         """Central moment of the given order per element."""
-        distance = self.levels - self.mean.unsqueeze(-1)
+        distance = self._level_tensor() - self.mean.unsqueeze(-1)
         return (self.probs * distance**order).sum(-1)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Categorical:
         """Apply a rearrangement of elements (reshape, slice, permute) of a tensor with the shape of `mean`."""
         mean = None if self._mean is None else (lambda: function(self.mean))
         var = None if self._var is None else (lambda: function(self.var))
+        within = None if self._within is None else (lambda momentum: self._map_within(function, momentum))
         if self._probs is None and self._logits is None:
-            return Categorical.of(self._levels, mean=function(self.mean), var=var)
+            return Categorical.of(self._levels, mean=function(self.mean), var=var, within=within)
         return Categorical.of(
             self._levels,
             probs=lambda: torch.stack([function(level) for level in self.probs.unbind(-1)], -1),
             mean=mean,
             var=var,
+            within=within,
         )
 
-    def reshape(self, *shape: int) -> Categorical:
-        return self.map(lambda tensor: tensor.reshape(*shape))
+    def _map_within(self, function: Callable[[Tensor], Tensor], momentum: float | None) -> tuple[Tensor, Tensor]:
+        inner = self.within_batch(momentum)
+        return function(inner.mean), function(inner.var)
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> Categorical:
+        target = full_shape(self.shape, shape)
+        return self.map(lambda tensor: tensor.reshape(target))
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Categorical:
+        return self.reshape(flat_shape(self.shape, start_dim, end_dim))
 
     def __getitem__(self, index: Any) -> Categorical:
         return self.map(lambda tensor: tensor[index])
@@ -413,6 +441,24 @@ class Categorical:
 
 
 Belief: TypeAlias = Tensor | Gaussian | Categorical
+
+
+def full_shape(old: torch.Size, given: tuple[int | tuple[int, ...], ...]) -> torch.Size:
+    """The shape that a reshape asks for, given as numbers or one tuple, with -1 worked out."""
+    shape = given[0] if len(given) == 1 and not isinstance(given[0], int) else given
+    sizes = [int(size) for size in cast(tuple[int, ...], shape)]
+    if sizes.count(-1) == 1:
+        rest = math.prod(size for size in sizes if size != -1)
+        sizes[sizes.index(-1)] = old.numel() // rest if rest else 0
+    if math.prod(sizes) != old.numel() or min(sizes, default=0) < 0:
+        raise ValueError(f"shape: cannot reshape {tuple(old)} into {tuple(cast(tuple[int, ...], shape))}")
+    return torch.Size(sizes)
+
+
+def flat_shape(old: torch.Size, start: int, end: int) -> tuple[int, ...]:
+    """The shape after merging the dimensions from `start` to `end`."""
+    start, end = start % len(old), end % len(old)
+    return (*old[:start], math.prod(old[start : end + 1]), *old[end + 1 :])
 
 
 def mean_of(belief: Belief) -> Tensor:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from bqn.beliefs import Categorical, Gaussian
+from bqn.beliefs import Categorical, Gaussian, mean_of
+from bqn.checks import require_finite, require_floating
 from bqn.heads import GaussianHead, SoftmaxHead
 from bqn.network import Network, evaluating
 from bqn.nn import HiddenVariableLayer, Posterior, fix
@@ -173,16 +174,29 @@ def _runner(
     return run
 
 
+def _require(x: Tensor) -> None:
+    require_floating(x, "x")
+    require_finite(x, "x")
+
+
 def moments(net: Network, x: Tensor) -> Gaussian:
     """Exact mean and variance of what enters the head: a Gaussian of moments `(N, ...)`."""
+    _require(x)
+    if x.shape[0] == 0:
+        with torch.no_grad(), evaluating(net):
+            return Gaussian.of(mean_of(net(x)), mean_of(net(x)))
     parts = [law(net.body, row.unsqueeze(0)).moments() for row in x]
     return Gaussian.of(torch.cat([part.mean for part in parts]), torch.cat([part.var for part in parts]))
 
 
 def predictive(net: Network, x: Tensor) -> Tensor:
     """Exact predictive probabilities `(N, K)`; for a regression, exact mean and variance as `(N, out_features, 2)`."""
+    _require(x)
     rows = []
     with torch.no_grad():
+        if x.shape[0] == 0:
+            empty = net.predict(x)
+            return empty if isinstance(empty, Tensor) else torch.stack((empty.mean, empty.var), -1)
         for row in x:
             joint = law(net.body, row.unsqueeze(0))
             entering = joint.values.flatten(0, 1)
@@ -211,6 +225,11 @@ def alternative_bound(net: Network, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _expected(net: Network, x: Tensor, y: Tensor, over_hidden: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    _require(x)
+    if y.shape[0] != x.shape[0]:
+        raise ValueError(f"y must have one entry per example, {x.shape[0]}, got shape {tuple(y.shape)}")
+    if x.shape[0] == 0:
+        return x.new_zeros(0)
     terms = []
     head: SoftmaxHead | GaussianHead = net.head
     with torch.no_grad():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bqn.beliefs import Belief, Categorical, mean_of, var_of
-from bqn.checks import require_finite, require_floating, require_labels, require_positive
+from bqn.checks import may_read_values, require_finite, require_floating, require_labels, require_positive
 from bqn.softmax_integral import expected_softmax
 
 BOUNDS = ("tilted", "jensen")
@@ -57,7 +57,9 @@ class SoftmaxHead(nn.Module):
         return mean * inverse, None if var is None else var * inverse.square()
 
     def log_likelihood(self, belief: Belief, y: Tensor, bound: str = "tilted", validate: bool = True) -> Tensor:
-        """A lower bound on E[log p(y | h)] per example; the value itself where h is known.
+        """A lower bound on E[log p(y | h)] per example for independent h; the value itself where h is known.
+
+        A Gaussian enters with its two moments, a Categorical with its whole law: it is a bound for both.
 
         Parameters
         ----------
@@ -79,6 +81,8 @@ class SoftmaxHead(nn.Module):
         target = mean.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
         if var is None:
             return target - torch.logsumexp(mean, -1)
+        if isinstance(belief, Categorical):
+            return target - _categorical_log_sum_exp(belief, torch.exp(-self.log_scale), mean, var, bound)
         if bound == "jensen":
             return target - torch.logsumexp(mean + 0.5 * var, -1)
         return target - tilted_log_sum_exp(mean, var)
@@ -104,7 +108,7 @@ class SoftmaxHead(nn.Module):
             return expected_softmax(mean, var)
         probs = taylor_softmax(mean, var)
         uncertain = (var > TAYLOR_UP_TO).any(-1)
-        if torch.compiler.is_compiling():
+        if not may_read_values(var):
             return torch.where(uncertain.unsqueeze(-1), expected_softmax(mean, var), probs)
         rows = uncertain.nonzero().squeeze(-1)
         if rows.numel():
@@ -186,6 +190,31 @@ def _level_tilt(mean: Tensor, var: Tensor) -> Tensor:
         above = (0.5 + (mean - level) * inverse).clamp(0, 1).sum(-1, keepdim=True) > 1
         low, high = torch.where(above, level, low), torch.where(above, high, level)
     return (0.5 + (mean - 0.5 * (low + high)) * inverse).clamp(0, 1)
+
+
+def _categorical_log_sum_exp(
+    belief: Categorical, inverse_scale: Tensor, mean: Tensor, var: Tensor, bound: str
+) -> Tensor:
+    """Upper bound on E[log Σ exp h] for independent discrete h, with their exact moment-generating functions.
+
+    For every a, E[log Σ exp h] ≤ Σ a_j E[h_j] + log Σ_k E[exp(h_k - Σ a_j h_j)]; the tilt is that of the Gaussian
+    with the same moments unless a = 0, Jensen's, is better.
+    """
+    values = belief.levels * inverse_scale
+    log_probs = belief.log_probs
+
+    def at(tilt: Tensor) -> Tensor:
+        without = torch.logsumexp(log_probs - tilt.unsqueeze(-1) * values, -1)
+        with_own = torch.logsumexp(log_probs + (1 - tilt).unsqueeze(-1) * values, -1)
+        exponents = without.sum(-1, keepdim=True) - without + with_own
+        return (tilt * mean).sum(-1) + torch.logsumexp(exponents, -1)
+
+    jensen = at(torch.zeros_like(mean))
+    if bound == "jensen":
+        return jensen
+    with torch.no_grad():
+        tilt = _best_tilt(mean, var)
+    return torch.minimum(at(tilt), jensen)
 
 
 class Moments(NamedTuple):

@@ -32,7 +32,7 @@ _FINEST_STEP = 1024
 MAX_SUPPORT = 16384
 
 
-def _computed_once(function: Callable[P, R]) -> Callable[P, R]:
+def computed_once(function: Callable[P, R]) -> Callable[P, R]:
     """Cache a function of constants; a compiler calls it while tracing instead of looking into it."""
     cached = lru_cache(maxsize=1024)(function)
 
@@ -47,8 +47,8 @@ def _computed_once(function: Callable[P, R]) -> Callable[P, R]:
 
 def as_levels(levels: Iterable[float] | Tensor, name: str = "levels", at_least: int = 1) -> Levels:
     """Return `levels` as a tuple of floats, or say why it is not an ascending set."""
-    raw = levels.tolist() if isinstance(levels, Tensor) else list(levels)
     try:
+        raw = levels.tolist() if isinstance(levels, Tensor) else list(levels)
         values = tuple(float(value) for value in raw)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a flat sequence of numbers, got {levels!r}") from None
@@ -61,18 +61,25 @@ def as_levels(levels: Iterable[float] | Tensor, name: str = "levels", at_least: 
     return values
 
 
-@lru_cache(maxsize=1024)
-def _cached_tensor(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    # An inference tensor must never enter the cache: autograd would refuse to save it later.
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device)
+_constants: dict[tuple[tuple[float, ...], torch.dtype, torch.device], Tensor] = {}
 
 
 def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copied to a device once and not at every call: a copy would make the host wait and break CUDA graphs."""
+    """Copied to a device once and not at every call: a copy would make the host wait and break CUDA graphs.
+
+    For use inside the library only: whoever changed it in place would change it for all.
+    """
     if torch.compiler.is_compiling():
         return torch.tensor(values, dtype=dtype, device=device)
-    return _cached_tensor(values, dtype, device)
+    key = (values, dtype, device)
+    known = _constants.get(key)
+    if known is None:
+        # An inference tensor must never enter the cache, autograd would refuse to save it later; nor a tracer's.
+        with torch.inference_mode(False):
+            known = torch.tensor(values, dtype=dtype, device=device)
+        if type(known) is Tensor:
+            _constants[key] = known
+    return known
 
 
 def level_tensor(values: Levels, like: Tensor) -> Tensor:
@@ -108,13 +115,13 @@ def _merge(values: Sequence[float]) -> tuple[Levels, tuple[int, ...]]:
     return tuple(merged), tuple(index)
 
 
-@_computed_once
+@computed_once
 def combine_levels(a: Levels, b: Levels, operation: Callable[[float, float], float]) -> tuple[Levels, tuple[int, ...]]:
     """Distinct values of `operation` on every pair, and for each pair (row-major) the index of its value."""
     return _merge([operation(x, y) for x in a for y in b])
 
 
-@_computed_once
+@computed_once
 def lattice_step(sets: tuple[Levels, ...]) -> float | None:
     """The largest step such that the differences within every set are multiples of it; None if there is none."""
     gaps = [y - x for levels in sets for x, y in pairwise(levels)]
@@ -133,7 +140,13 @@ def lattice_step(sets: tuple[Levels, ...]) -> float | None:
     return unit * numerator / denominator
 
 
-@_computed_once
+@computed_once
+def interval_index(levels: Levels, thresholds: Levels) -> tuple[int, ...]:
+    """For each level, how many thresholds lie at or below it."""
+    return tuple(sum(threshold <= value for threshold in thresholds) for value in levels)
+
+
+@computed_once
 def lattice_index(levels: Levels, step: float) -> tuple[int, ...]:
     """How many lattice steps each level lies above the lowest."""
     return tuple(round((value - levels[0]) / step) for value in levels)

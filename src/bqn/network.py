@@ -112,11 +112,12 @@ class Network(nn.Module):
         set_generator(drawn, generator)
         return drawn
 
-    def mode(self) -> QuantizedNetwork:
-        """The quantized network with the most probable weights (MAP)."""
-        return QuantizedNetwork(
-            fix(self.body, lambda posterior: posterior.mode()), fix(self.head, _no_posterior)
-        ).eval()
+    def mode(self, generator: torch.Generator | None = None) -> QuantizedNetwork:
+        """The quantized network with the most probable weights (MAP). Its hidden variables, if any, use `generator`."""
+        body = fix(self.body, lambda posterior: posterior.mode())
+        likeliest = QuantizedNetwork(body, fix(self.head, _no_posterior)).eval()
+        set_generator(likeliest, generator)
+        return likeliest
 
     @torch.no_grad()
     def predict(
@@ -130,12 +131,13 @@ class Network(nn.Module):
         mode : str
             "analytic": one pass of beliefs. "mc": `samples` sampled networks, averaged. "map": the most probable one.
         """
-        _require_input(x)
+        if self.validate:
+            _require_input(x)
         if mode == "analytic":
             with evaluating(self):
                 return self.head.predict(self(x))
         if mode == "map":
-            return self.mode().predict(x)
+            return self.mode(generator).predict(x)
         if mode != "mc":
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
         if samples < 1:

@@ -14,20 +14,24 @@ terms of the sum below are products of non-negative numbers, so no probability c
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bqn.checks import may_read_values
+from bqn.levels import Levels, computed_once, level_tensor
+
 _POINTS = 80
 _NODES = 10
+_FINE_ABOVE = 50.0  # logit variance from which the grid is finer
+_FINE = 8
 _WIDE = 1.0  # logit variance from which the normal part is integrated in closed form
 _CHUNK = 2**18  # numbers held at once: a chunk should stay in the cache
 
 
-@lru_cache(maxsize=8)
-def _nodes(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@computed_once
+def _nodes() -> tuple[Levels, Levels, Levels, Levels]:
     """Nodes and weights for averages over a standard normal and over a standard Gumbel variable."""
     normal, normal_weights = np.polynomial.hermite_e.hermegauss(_NODES)
     # A Gumbel variable is -log E with E exponential; Gauss-Legendre in its own quantiles, softened at the ends by the
@@ -37,29 +41,36 @@ def _nodes(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Te
     quantile = position**2 * (3 - 2 * position)
     gumbel = -np.log(-np.log(quantile))
     gumbel_weights = root_weights / 2 * 6 * position * (1 - position)
-    with torch.inference_mode(False):
-        return (
-            torch.tensor(normal, dtype=dtype, device=device),
-            torch.tensor(normal_weights / normal_weights.sum(), dtype=dtype, device=device),
-            torch.tensor(gumbel, dtype=dtype, device=device),
-            torch.tensor(gumbel_weights / gumbel_weights.sum(), dtype=dtype, device=device),
-        )
+    parts = normal, normal_weights / normal_weights.sum(), gumbel, gumbel_weights / gumbel_weights.sum()
+    first, second, third, fourth = (tuple(part.tolist()) for part in parts)
+    return first, second, third, fourth
 
 
 def expected_softmax(mean: Tensor, var: Tensor) -> Tensor:
-    """E[softmax(h)] for h ~ N(mean, var), independent; all `(N, K)`. Rows sum to one, nothing is negative."""
-    rows = max(1, _CHUNK // (mean.shape[-1] * _POINTS * 2 * _NODES))
-    parts = [_integrate(m, v) for m, v in zip(mean.split(rows), var.split(rows), strict=True)]
-    return torch.cat(parts)
+    """E[softmax(h)] for h ~ N(mean, var), independent; all `(N, K)`. Rows sum to one, nothing is negative.
+
+    Error in total variation at most 2e-5 for variances up to 20 and 0.004 up to 200, where values may be read also
+    beyond: rows of larger variance get a finer grid.
+    """
+    rough = _in_chunks(mean, var, _POINTS)
+    if not may_read_values(var):
+        return rough
+    rows = (var > _FINE_ABOVE).any(-1).nonzero().squeeze(-1)
+    return rough.index_copy(0, rows, _in_chunks(mean[rows], var[rows], _FINE * _POINTS)) if rows.numel() else rough
 
 
-def _integrate(mean: Tensor, var: Tensor) -> Tensor:
+def _in_chunks(mean: Tensor, var: Tensor, points: int) -> Tensor:
+    rows = max(1, _CHUNK // (mean.shape[-1] * points * 2 * _NODES))
+    return torch.cat([_integrate(m, v, points) for m, v in zip(mean.split(rows), var.split(rows), strict=True)])
+
+
+def _integrate(mean: Tensor, var: Tensor, points: int) -> Tensor:
     root = var.detach().sqrt()
     # Below `low` and above `high` the maximum has no mass. The integrand is smooth and vanishes at both ends, so the
     # plain sum over an even grid converges faster than any power of its step.
     low = (mean.detach() - 6 * root).amax(-1, keepdim=True) - 3.0
     high = (mean.detach() + 6 * root).amax(-1, keepdim=True) + 16.0
-    grid = low + (high - low) * torch.linspace(0, 1, _POINTS, dtype=mean.dtype, device=mean.device)
+    grid = low + (high - low) * torch.linspace(0, 1, points, dtype=mean.dtype, device=mean.device)
     density, below = _normal_plus_gumbel(grid.unsqueeze(-2), mean.unsqueeze(-1), var.unsqueeze(-1))  # (N, K, T)
     log_below = below.clamp_min(torch.finfo(mean.dtype).tiny).log()
     others = log_below.sum(-2, keepdim=True) - log_below
@@ -69,7 +80,7 @@ def _integrate(mean: Tensor, var: Tensor) -> Tensor:
 
 def _normal_plus_gumbel(t: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """Density and distribution function at t of h + g for h ~ N(mean, var) and a standard Gumbel g."""
-    normal, normal_weights, gumbel, gumbel_weights = _nodes(t.dtype, t.device)
+    normal, normal_weights, gumbel, gumbel_weights = (level_tensor(part, t) for part in _nodes())
     wide = var > _WIDE
     distance = (t - mean).unsqueeze(-1)
     root = torch.where(wide, 0.0, var).clamp_min(torch.finfo(t.dtype).tiny).sqrt().unsqueeze(-1)

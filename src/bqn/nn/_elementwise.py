@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
-from bqn.checks import require_positive
+from bqn.checks import require_floating, require_positive
 from bqn.levels import BINARY
 from bqn.nn._layer import HiddenVariableLayer, Layer
 from bqn.nn._posterior import DEFAULT_RHO, Posterior, belief_of
@@ -28,15 +28,18 @@ class Add(Layer):
     def forward(self, a: Belief, b: Belief) -> Belief:
         if a.shape != b.shape:
             raise ValueError(f"b must have the shape of a, {tuple(a.shape)}, got {tuple(b.shape)}")
+        for belief, name in ((a, "a"), (b, "b")):
+            if isinstance(belief, Tensor):
+                require_floating(belief, name)
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             return a + b
         if isinstance(a, Categorical) and isinstance(b, Categorical):
             return contraction.combine(a, b, operator.add)
 
         def within(momentum: float | None) -> tuple[Tensor, Tensor]:
-            return _add_moments(*(x.within_batch(momentum) if isinstance(x, Gaussian) else x for x in (a, b)))
+            return _add_moments(*(x if isinstance(x, Tensor) else x.within_batch(momentum) for x in (a, b)))
 
-        like = a if isinstance(a, Tensor) else b if isinstance(b, Tensor) else mean_of(a)
+        like = torch.empty(0, dtype=a.dtype, device=a.device)
         return Gaussian.deferred(a.shape, like, lambda: _add_moments(a, b), within)
 
 
@@ -120,6 +123,8 @@ class Dropout(HiddenVariableLayer):
 
     def forward(self, x: Belief) -> Belief:
         keep = 1 - self.p
+        if isinstance(x, Tensor):
+            require_floating(x, "x")
         if self.draws:
             if not isinstance(x, Tensor):
                 raise ValueError("x must be known in a sampled network")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from bqn.beliefs import Belief, Gaussian
 from bqn.checks import require_finite, require_floating, require_positive
 from bqn.nn._layer import Layer, move_towards
+from bqn.nn._posterior import Posterior
 from bqn.nn._shapes import require_input
 
 
@@ -51,7 +52,7 @@ class _BatchNorm(Layer):
             return self._normalize_tensor(x)
         batch_statistics = self.training and x.shape[0] > 0
         momentum = self.momentum if batch_statistics else None
-        x = x.within_batch(momentum) if isinstance(x, Gaussian) else x
+        x = x.within_batch(momentum)
         var = x.var
         column = (1, -1, *(1 for _ in x.shape[2:]))
         if batch_statistics:
@@ -111,7 +112,8 @@ def recalibrate(qnn: nn.Module, x: Tensor, batch_size: int | None = None) -> nn.
     x : Tensor `(N, ...)`
         Some training inputs, no labels; a thousand are plenty. At least two.
     batch_size : int or None
-        Inputs at a time; all at once by default. Statistics are averaged over batches.
+        Inputs at a time; all at once by default. Statistics are averaged over batches, which should be random parts of
+        the data.
 
     Returns
     -------
@@ -121,6 +123,10 @@ def recalibrate(qnn: nn.Module, x: Tensor, batch_size: int | None = None) -> nn.
     require_finite(x, "x")
     if x.shape[0] < 2:
         raise ValueError(f"x must hold at least two examples to estimate statistics from, got {x.shape[0]}")
+    if batch_size is not None and batch_size < 2:
+        raise ValueError(f"batch_size must be at least two, got {batch_size}")
+    if any(isinstance(module, Posterior) for module in qnn.modules()):
+        raise ValueError("qnn must be a sampled or MAP network; this one still has posteriors")
     norms = [module for module in qnn.modules() if isinstance(module, _BatchNorm)]
     was_training = {module: module.training for module in norms}
     momenta = {norm: norm.momentum for norm in norms}

@@ -93,10 +93,15 @@ class _AvgPool(_Pool):
             return self._average(x)
         count = math.prod(self.kernel_size)
         if isinstance(x, Categorical):
-            mean = self._average(x.mean)
+            belief = x
+
+            def within(momentum: float | None) -> tuple[Tensor, Tensor]:
+                inner = belief.within_batch(momentum)
+                return self._average(inner.mean), self._average(inner.var) / count
+
             return sums.average(
-                x, self.kernel_size, self.stride, self.padding, self.method, mean,
-                lambda: self._average(x.var) / count,
+                x, self.kernel_size, self.stride, self.padding, self.method, self._average(x.mean),
+                lambda: self._average(belief.var) / count, within,
             )  # fmt: skip
         sums.choose(self.method, None)
         sizes = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class Posterior(nn.Module):
         Unnormalized log-probabilities.
     """
 
-    log_prior: Tensor
+    log_prior_per_weight: Tensor | None
 
     def __init__(
         self,
@@ -44,7 +44,11 @@ class Posterior(nn.Module):
         self.level_values: Levels = as_levels(levels, at_least=2)
         full_shape = (*shape, len(self.level_values))
         self.logits = nn.Parameter(torch.zeros(full_shape))
-        self.register_buffer("log_prior", _log_prior(prior, full_shape))
+        log_prior = _log_prior(prior, full_shape)
+        # One prior for all weights is kept as numbers, exact in any dtype; one per weight is a buffer.
+        self.common_log_prior: tuple[float, ...] | None = tuple(log_prior.tolist()) if log_prior.dim() == 1 else None
+        per_weight = None if log_prior.dim() == 1 else log_prior.to(torch.get_default_dtype())
+        self.register_buffer("log_prior_per_weight", per_weight)
         self.uniform_prior = prior is None
 
     @property
@@ -63,10 +67,17 @@ class Posterior(nn.Module):
     def kl(self) -> Tensor:
         """KL(Q ‖ prior) in nats, summed over all weights: a scalar, in closed form."""
         if self.uniform_prior and len(self.level_values) == 2:
-            divergence: Tensor = _BinaryKL.apply(self.logits)[0]  # type: ignore[no-untyped-call]
+            divergence: Tensor = _BinaryKL.apply(self.logits)  # type: ignore[no-untyped-call]
             return divergence
         log_q = torch.log_softmax(self.logits, -1)
         return (log_q.exp() * (log_q - self.log_prior)).sum()
+
+    @property
+    def log_prior(self) -> Tensor:
+        """Log-probabilities of the prior, `(D,)` or broadcastable to `shape + (D,)`."""
+        if self.common_log_prior is not None:
+            return level_tensor(self.common_log_prior, self.logits)
+        return cast(Tensor, self.log_prior_per_weight)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """One draw of the weights."""
@@ -124,22 +135,20 @@ class _BinaryKL(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(logits: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(logits: Tensor) -> Tensor:
         tail = (logits[..., 1] - logits[..., 0]).abs_().neg_()
-        sigmoid = torch.sigmoid(tail)
-        entropy = nn.functional.softplus(tail).sum() - (tail * sigmoid).sum()
-        return tail.numel() * math.log(2) - entropy, sigmoid
+        # Summed only after the subtraction: the terms nearly cancel where the posterior is close to the prior.
+        return (math.log(2) - nn.functional.softplus(tail)).addcmul(tail, torch.sigmoid(tail)).sum()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(inputs[0], output[1])
-        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Tensor:
-        logits, sigmoid = ctx.saved_tensors
-        slope = torch.ops.aten.sigmoid_backward(logits[..., 1] - logits[..., 0], sigmoid)
-        return opposite_pair(slope * grads[0])
+        (logits,) = ctx.saved_tensors
+        odds = logits[..., 1] - logits[..., 0]
+        return opposite_pair(torch.ops.aten.sigmoid_backward(odds, torch.sigmoid(odds)) * grads[0])
 
 
 def belief_of(weight: Posterior | Tensor | None) -> Belief | None:
@@ -149,7 +158,7 @@ def belief_of(weight: Posterior | Tensor | None) -> Belief | None:
 
 def _log_prior(prior: Iterable[float] | Tensor | None, full_shape: tuple[int, ...]) -> Tensor:
     if prior is None:
-        return torch.full((full_shape[-1],), -math.log(full_shape[-1]))
+        return torch.full((full_shape[-1],), -math.log(full_shape[-1]), dtype=torch.float64)
     probs = torch.as_tensor(prior if isinstance(prior, Tensor) else list(prior), dtype=torch.float64)
     try:
         fits = torch.broadcast_shapes(probs.shape, full_shape) == torch.Size(full_shape)
@@ -163,7 +172,7 @@ def _log_prior(prior: Iterable[float] | Tensor | None, full_shape: tuple[int, ..
         raise ValueError("prior must be positive everywhere: a level of prior probability zero makes the KL infinite")
     if bool(((probs.sum(-1) - 1).abs() > 1e-6).any()):
         raise ValueError(f"prior must sum to one, got {probs.sum(-1).tolist()}")
-    return probs.log().to(torch.get_default_dtype())
+    return probs.log()
 
 
 @lru_cache(maxsize=256)

@@ -46,26 +46,27 @@ def product(x: Tensor, weight: Tensor, geometry: Geometry | None, bias: Tensor |
 
 
 class _TwoProducts(torch.autograd.Function):
-    """`product(x, w) + bias` and `total - product(d², w²)`, the latter never below zero; d is x if not given.
+    """`product(x, w) + bias` and `total - product((x - centre)², w²)`, the latter never below zero.
 
-    Saves x, d and w, not their squares, and forms both gradients of the weight in one tensor.
+    Saves x and w, not their squares, and forms both gradients of the weight in one tensor. `centre` (None for zero)
+    broadcasts over the batch; it is for matrix products only.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(
-        x: Tensor, d: Tensor | None, weight: Tensor, bias: Tensor | None, total: Tensor | float,
+        x: Tensor, centre: Tensor | None, weight: Tensor, bias: Tensor | None, total: Tensor | float,
         geometry: Geometry | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        squares = (x if d is None else d).square()
+        squares = (x if centre is None else x - centre).square()
         var = (total - product(squares, weight.square(), geometry)).clamp_min_(0)
         return product(x, weight, geometry, bias), var
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, d, weight, bias, total, geometry = inputs
-        ctx.save_for_backward(x, d, weight)
+        x, centre, weight, bias, total, geometry = inputs
+        ctx.save_for_backward(x, centre, weight)
         ctx.geometry = geometry
         ctx.bias_shape = None if bias is None else bias.shape
         ctx.total_shape = total.shape if isinstance(total, Tensor) else None
@@ -75,25 +76,27 @@ class _TwoProducts(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         # A clamped entry is a zero variance met with rounding error: its gradient passes.
         grad_mean, grad_var = grads
-        x, d, weight = ctx.saved_tensors
+        x, centre, weight = ctx.saved_tensors
         need = ctx.needs_input_grad
         transpose = _transposed_linear if ctx.geometry is None else _transposed_convolution
-        grad_x = grad_d = grad_weight = grad_bias = grad_total = None
+        grad_x = grad_centre = grad_weight = grad_bias = grad_total = None
         if grad_var is not None:
-            base = x if d is None else d
+            base = x if centre is None else x - centre
             inner, grad_weight = transpose(
                 grad_var * -2, base.square(), weight.square(), ctx.geometry, need[0] or need[1], need[2]
             )
             inner = None if inner is None else inner.mul_(base)
             grad_weight = None if grad_weight is None else grad_weight.mul_(weight)
-            grad_x, grad_d = (inner, None) if d is None else (None, inner)
+            if need[1] and inner is not None:
+                grad_centre = -inner.sum_to_size(centre.shape)
+            grad_x = inner if need[0] else None
             if need[4] and ctx.total_shape is not None:
                 grad_total = grad_var.sum_to_size(ctx.total_shape)
         if grad_mean is not None:
             grad_x, grad_weight = transpose(grad_mean, x, weight, ctx.geometry, need[0], need[2], grad_x, grad_weight)
             if need[3]:
                 grad_bias = _sum_per_unit(grad_mean, ctx.geometry, ctx.bias_shape)
-        return grad_x, grad_d, grad_weight, grad_bias, grad_total, None
+        return grad_x, grad_centre, grad_weight, grad_bias, grad_total, None
 
 
 Pair = tuple[Tensor | None, Tensor | None]
@@ -158,47 +161,55 @@ def _moments(
 ) -> tuple[Tensor, Tensor]:
     """`M μ + bias` and `S ν + V (μ - centre)²` with as few products as the levels allow."""
     mean = mean_of(x)
-    distance = None if centre is None else mean - centre
-    input_square = x.constant_square if isinstance(x, Categorical) and centre is None else None
+    input_square = x.constant_square if isinstance(x, Categorical) else None
     weight_square = weight.constant_square
-    if weight_square is None and input_square is None:
-        squares = (mean if distance is None else distance).square()
+    if weight_square is None and (input_square is None or centre is not None):
+        squares = (mean if centre is None else mean - centre).square()
         noise, var = product(squares, weight.var, geometry), var_of(x)
         if var is not None:
             noise = noise + product(var, weight.mean.square() + weight.var, geometry)
         return product(mean, weight.mean, geometry, bias), noise
-    total = _constant_part(x, distance, weight, geometry, input_square, weight_square)
-    both: tuple[Tensor, Tensor] = _TwoProducts.apply(mean, distance, weight.mean, bias, total, geometry)  # type: ignore[no-untyped-call]
+    total = _constant_part(x, centre, weight, geometry, input_square, weight_square)
+    both: tuple[Tensor, Tensor] = _TwoProducts.apply(mean, centre, weight.mean, bias, total, geometry)  # type: ignore[no-untyped-call]
     return both
 
 
 def _constant_part(
-    x: Belief, distance: Tensor | None, weight: Categorical, geometry: Geometry | None,
-    input_square: float | None, weight_square: float | None,
-) -> Tensor | float:  # fmt: skip
-    """`Σ S (ν + d²)` where S or ν + d² is a constant, broadcastable to the output."""
+    x: Belief,
+    centre: Tensor | None,
+    weight: Categorical,
+    geometry: Geometry | None,
+    input_square: float | None,
+    weight_square: float | None,
+) -> Tensor | float:
+    """`Σ S (ν + (μ - centre)²)` where S or ν + μ² is a constant, broadcastable to the output."""
     mean = mean_of(x)
     one_example = mean[..., :1, :] if geometry is None else mean[:1]  # a constant is the same for all examples
-    if input_square is not None and weight_square is not None and geometry is None:
-        return weight_square * input_square * mean.shape[-1]
-    if input_square is not None and weight_square is None:
+    if weight_square is None:
+        assert input_square is not None
         second_moment = weight.mean.square() + weight.var
         return product(torch.full_like(one_example, input_square), second_moment, geometry)
-    assert weight_square is not None
+    if input_square is not None and geometry is None:
+        count = weight_square * input_square * mean.shape[-1]
+        if centre is None:
+            return count
+        # ν + (μ - c)² = const - 2 μ c + c²: no square of the batch is kept for backward
+        along = mean @ centre.unsqueeze(-1) if centre.dim() == 1 else (mean * centre).sum(-1, keepdim=True)
+        return count + weight_square * (centre.square().sum(-1, keepdim=True) - 2 * along)
     if input_square is not None:  # constant but for the padding
         return weight_square * _window_sum(torch.full_like(one_example, input_square), weight.mean, geometry)
-    square, var = (mean if distance is None else distance).square(), var_of(x)
+    square, var = (mean if centre is None else mean - centre).square(), var_of(x)
     return weight_square * _window_sum(square if var is None else var + square, weight.mean, geometry)
 
 
-def batch_centre(mean: Tensor, kernel: tuple[int, ...], geometry: Geometry | None, replicas: bool = False) -> Tensor:
+def batch_centre(mean: Tensor, kernel: tuple[int, ...], geometry: Geometry | None) -> Tensor:
     """The mean over the batch of what each weight reads.
 
     For a matrix product `(in_features,)`. For a convolution `(in_channels, *kernel)`: the offsets of a kernel see
     different parts of the image, and the zeros of the padding count as what they are.
     """
     if geometry is None:
-        return mean.mean(-2, keepdim=True) if replicas else mean.flatten(0, -2).mean(0)
+        return mean.flatten(0, -2).mean(0)
     read = windows(mean.mean(0), kernel, geometry.stride, geometry.padding, geometry.dilation)
     return read.flatten(1, len(kernel)).mean(1).reshape(-1, *kernel)
 

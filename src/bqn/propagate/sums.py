@@ -16,9 +16,10 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
-from bqn.beliefs import Belief, Categorical, Gaussian
+from bqn.beliefs import Belief, Categorical, Gaussian, WithinFunction
 from bqn.levels import MAX_SUPPORT, Levels, combine_levels, lattice_index, lattice_step, level_tensor
 from bqn.propagate import clt, contraction, fourier
 from bqn.propagate.windows import windows
@@ -29,6 +30,8 @@ METHODS = ("auto", "contract", "fft", "clt")
 # kernel, any usual pooling) the exact law costs about as much as a few CLT layers and the CLT is still off by percents.
 CONTRACT_UP_TO = 3
 FFT_UP_TO = 32
+# Numbers that an exact sum may form for one example, and at once for a part of the batch.
+EXACT_WORK = 2**24
 _EXACT: dict[str, Callable[[Sequence[Categorical]], Categorical]] = {
     "contract": contraction.sum_terms,
     "fft": fourier.sum_terms,
@@ -41,13 +44,14 @@ def require_method(method: str) -> str:
     return method
 
 
-def choose(method: str, terms: Sequence[tuple[int, Levels]] | None) -> str:
+def choose(method: str, terms: Sequence[tuple[int, Levels]] | None, outputs: int = 1) -> str:
     """Name the algorithm for a sum.
 
     Parameters
     ----------
     method : what the user asked for
     terms : pairs of a number of terms and their levels; None if a term is real-valued
+    outputs : how many such sums one example asks for; the size of the batch must not matter
     """
     if terms is None:
         if method in _EXACT:
@@ -65,7 +69,7 @@ def choose(method: str, terms: Sequence[tuple[int, Levels]] | None) -> str:
     if count > FFT_UP_TO or step is None:
         return "clt"
     span = sum(number * lattice_index(levels, step)[-1] for number, levels in terms)
-    return "fft" if span < MAX_SUPPORT else "clt"
+    return "fft" if span < MAX_SUPPORT and outputs * count * span <= EXACT_WORK else "clt"
 
 
 def linear(
@@ -86,19 +90,36 @@ def linear(
         return clt.product(x, weight, geometry, bias)
     if not isinstance(weight, Categorical) or isinstance(bias, Gaussian):
         raise ValueError("weight must be a Categorical posterior while the input is uncertain: draw the whole network")
-    if not isinstance(x, Categorical):
+    gaussian = clt.linear(x, weight, bias, geometry, centre)
+    if not isinstance(x, Categorical) or isinstance(bias, Tensor):
         choose(method, None)
-        return clt.linear(x, weight, bias, geometry, centre)
+        return gaussian
     fan_in = weight.shape[1:].numel() if geometry is not None else weight.shape[-1]
     inputs = contraction.with_zero_levels(x.level_values) if clt.padded(geometry) else x.level_values
     products, _ = combine_levels(inputs, weight.level_values, operator.mul)
     terms = [(fan_in, products)]
     if isinstance(bias, Categorical):
         terms.append((1, bias.level_values))
-    chosen = choose(method, terms)
+    outputs = gaussian.shape[1:].numel() if geometry is not None else gaussian.shape[-1]
+    chosen = choose(method, terms, outputs)
     if chosen == "clt":
-        return clt.linear(x, weight, bias, geometry, centre)
-    return _exact(x, weight, bias if isinstance(bias, Categorical) else None, chosen, geometry)
+        return gaussian
+    work = outputs * sum(count * len(levels) for count, levels in terms) * (fan_in + 1)
+    law = _in_parts(x, max(1, EXACT_WORK // work), lambda part: _exact(part, weight, bias, chosen, geometry))
+
+    def within(momentum: float | None) -> tuple[Tensor, Tensor]:
+        inner = gaussian.within_batch(momentum)
+        return inner.mean, inner.var
+
+    return Categorical.of(law.level_values, probs=law.probs, within=within)
+
+
+def _in_parts(x: Categorical, rows: int, function: Callable[[Categorical], Categorical]) -> Categorical:
+    """Apply `function` to a few examples at a time, which bounds what it holds at once."""
+    if x.shape[0] <= rows:
+        return function(x)
+    laws = [function(Categorical.of(x.level_values, probs=part)) for part in x.probs.split(rows)]
+    return Categorical.of(laws[0].level_values, probs=torch.cat([law.probs for law in laws]))
 
 
 def _exact(
@@ -150,7 +171,7 @@ def window_belief(
 
 
 def average(x: Categorical, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...], method: str,
-            mean: Tensor, var: Callable[[], Tensor]) -> Belief:  # fmt: skip
+            mean: Tensor, var: Callable[[], Tensor], within: WithinFunction) -> Belief:  # fmt: skip
     """The law of the mean over windows, padding included as zeros.
 
     `mean` and `var` are its moments, which are cheap; the probabilities are worked out only if someone asks.
@@ -159,7 +180,7 @@ def average(x: Categorical, kernel: tuple[int, ...], stride: tuple[int, ...], pa
     levels = contraction.with_zero_levels(x.level_values) if any(padding) else x.level_values
     chosen = choose(method, [(count, levels)])
     if chosen == "clt":
-        return Gaussian.of(mean, var())
+        return Gaussian.deferred(mean.shape, mean, lambda: (mean, var()), within)
     module = contraction if chosen == "contract" else fourier
     support = tuple(value / count for value in module.sum_levels([(count, levels)]))
     return Categorical.of(
@@ -167,4 +188,5 @@ def average(x: Categorical, kernel: tuple[int, ...], stride: tuple[int, ...], pa
         probs=lambda: _EXACT[chosen]([window_belief(x, kernel, stride, padding)]).probs,
         mean=mean,
         var=var,
+        within=within,
     )

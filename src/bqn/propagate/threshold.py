@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 
 import torch
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian
-from bqn.levels import Levels, index_tensor, level_tensor
+from bqn.levels import Levels, index_tensor, interval_index, level_tensor
 
 _ROOT_HALF = math.sqrt(0.5)
 _SURE = 40.0  # standard deviations beyond which the normal distribution function is 0 or 1 in float64
@@ -36,9 +35,7 @@ def quantize(x: Belief, levels: Levels, thresholds: Levels) -> Tensor | Categori
     thresholds : D - 1 ascending values between which the intervals lie
     """
     if isinstance(x, Tensor):
-        if len(levels) == 2:
-            return torch.where(x >= thresholds[0], levels[1], levels[0]).to(x.dtype)
-        position = torch.bucketize(x.detach(), level_tensor(thresholds, x), right=True)
+        position = torch.bucketize(x.detach().contiguous(), level_tensor(thresholds, x), right=True)
         return level_tensor(levels, x)[position]
     if isinstance(x, Categorical):
         return _quantize_categorical(x, levels, thresholds)
@@ -46,7 +43,7 @@ def quantize(x: Belief, levels: Levels, thresholds: Levels) -> Tensor | Categori
 
 
 def _quantize_categorical(x: Categorical, levels: Levels, thresholds: Levels) -> Categorical:
-    position = tuple(bisect_right(thresholds, value) for value in x.level_values)
+    position = interval_index(x.level_values, thresholds)
     if position == tuple(range(len(levels))):
         if levels == x.level_values:
             return x
@@ -83,6 +80,10 @@ def shift(x: Belief, offset: float) -> Belief:
     return Categorical.of(tuple(level + offset for level in x.level_values), probs=x.probs)
 
 
+def _probs(law: Tensor | Categorical, levels: Levels) -> Tensor:
+    return (law.unsqueeze(-1) == level_tensor(levels, law)).to(law.dtype) if isinstance(law, Tensor) else law.probs
+
+
 def random_threshold(
     x: Belief, threshold: Tensor | Categorical, levels: Levels, thresholds: Levels
 ) -> Tensor | Categorical:
@@ -99,8 +100,7 @@ def random_threshold(
     total: Tensor | None = None
     for position, value in enumerate(threshold.level_values):
         law = quantize(shift(x, -value), levels, thresholds)
-        known = law if isinstance(law, Categorical) else Categorical.certain(law, levels)
-        term = threshold.probs[..., position].unsqueeze(-1) * known.probs
+        term = threshold.probs[..., position].unsqueeze(-1) * _probs(law, levels)
         total = term if total is None else total + term
     assert total is not None
     return Categorical.of(levels, probs=total)
