@@ -142,6 +142,17 @@ def test_law_of_a_layer_with_random_input() -> None:
     assert_close(joint.moments().var, x.var)
 
 
+def test_empty_batch_and_bad_input() -> None:
+    net = tiny("plain")
+    none, no_labels = torch.zeros(0, 2).double(), torch.zeros(0).long()
+    assert exact.predictive(net, none).shape == (0, 2)
+    assert exact.expected_log_likelihood(net, none, no_labels).shape == (0,)
+    assert exact.moments(net, none).mean.shape == (0, 2)
+    x = torch.randn(2, 2).double()
+    assert_named_error(lambda: exact.expected_log_likelihood(net, x, no_labels), "y", "2")
+    assert_named_error(lambda: exact.predictive(net, x * float("nan")), "x", "finite")
+
+
 def test_too_many_states_are_refused() -> None:
     net = bqn.models.mlp(10, 3, hidden=(10,))
     assert_named_error(lambda: exact.predictive(net, torch.zeros(1, 10)), "module", "weight states")

@@ -148,6 +148,24 @@ def test_tilted_never_falls_below_jensen(log_var: float, spread: float, seed: in
         assert bool(torch.isfinite(grad).all())
 
 
+@pytest.mark.parametrize("bound", ["tilted", "jensen"])
+def test_bounds_hold_for_discrete_logits(bound: str) -> None:
+    """Against the enumerated expectation; a Gaussian of the same moments would exceed it here."""
+    head = bqn.SoftmaxHead(1, scale=2.0).double()
+    gaussian_exceeds = False
+    for seed in range(30):
+        torch.manual_seed(seed)
+        belief = random_categorical((1, 3), (-1.0, 3.0))
+        joint = bqn.exact.law(bqn.nn.Flatten(), belief)
+        truth = (joint.joint * torch.log_softmax(joint.values.squeeze(1) / 2.0, -1)[:, 0]).sum()
+        y = torch.tensor([0])
+        assert head.log_likelihood(belief, y, bound=bound).item() <= truth.item() + 1e-9
+        assert head.log_likelihood(belief, y).item() >= head.log_likelihood(belief, y, bound="jensen").item()
+        gaussian = bqn.Gaussian(belief.mean, belief.var)
+        gaussian_exceeds |= head.log_likelihood(gaussian, y).item() > truth.item() + 1e-3
+    assert gaussian_exceeds
+
+
 def test_tilted_gradient_needs_no_gradient_of_the_tilt() -> None:
     """At the optimum the envelope theorem holds: gradcheck sees the full derivative."""
     mean = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)

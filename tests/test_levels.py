@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import bqn
 from bqn.levels import as_levels, combine_levels, lattice_index, lattice_step, level_tensor, symmetric_pair
 
 
@@ -48,6 +49,12 @@ def test_symmetric_pair() -> None:
     assert symmetric_pair((-2.0, 2.0)) == 2
     assert symmetric_pair((0.0, 1.0)) is None
     assert symmetric_pair((-1.0, 0.0, 1.0)) is None
+
+
+def test_nobody_can_change_the_levels_of_others() -> None:
+    belief = bqn.Categorical(torch.tensor([0.5, 0.5]), (-1.0, 1.0))
+    belief.levels.add_(1)
+    assert belief.levels.tolist() == [-1.0, 1.0]
 
 
 def test_constants_made_in_inference_mode_can_be_trained_with() -> None:

@@ -196,12 +196,17 @@ def test_empty_batch_gives_an_empty_result() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*autograd.*should not be instantiated:DeprecationWarning")  # torch's own
-@pytest.mark.parametrize("make", ["mlp", "cnn"])
+@pytest.mark.parametrize("make", ["mlp", "cnn", "residual", "quantized"])
 def test_training_step_compiles_as_one_graph(make: str) -> None:
     """No graph break: nothing in the hot path reads a value back. Same value and gradients as eager."""
-    net = bqn.models.mlp(12, 3, hidden=(8, 6)) if make == "mlp" else bqn.models.cnn((1, 8, 8), 3, (4, 4), 8)
-    x = torch.randn(5, 12) if make == "mlp" else torch.randn(5, 1, 8, 8)
-    y = torch.randint(3, (5,))
+    net = {
+        "mlp": lambda: bqn.models.mlp(12, 3, hidden=(8, 6)),
+        "cnn": lambda: bqn.models.cnn((1, 8, 8), 3, (4, 4), 8),
+        "residual": lambda: residual().float(),
+        "quantized": lambda: bqn.models.mlp(12, 3, hidden=(8, 6), levels=bqn.TERNARY, activations=bqn.QUATERNARY),
+    }[make]()
+    x = {"cnn": torch.randn(5, 1, 8, 8), "residual": torch.randn(5, 4)}.get(make, torch.randn(5, 12))
+    y = torch.randint(2, (5,))
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return -net.elbo(x, y, 10, 0.1)
@@ -246,6 +251,36 @@ def test_replicas_train_as_one_batched_program() -> None:
             assert_close(ours[i], expected, rtol=1e-4, atol=1e-6)
         for name, buffer in net.named_buffers():
             assert_close(buffers[name][i], buffer)
+
+
+def test_replicas_predict_as_one_batched_program() -> None:
+    """Small and large variances in one batch: the choice between expansion and integral needs no look at values."""
+    head = bqn.SoftmaxHead(1, scale=1.0)
+    mean, var = torch.randn(3, 4, 5), torch.rand(3, 4, 5) * torch.tensor([0.1, 1.0, 9.0]).reshape(3, 1, 1)
+
+    def predict(mean: Tensor, var: Tensor) -> Tensor:
+        return head.predict(bqn.Gaussian.of(mean, var))
+
+    together = torch.func.vmap(predict)(mean, var)
+    for i in range(3):
+        assert_close(together[i], predict(mean[i], var[i]), atol=1e-5, rtol=1e-4)
+
+
+def test_user_code_may_reshape_beliefs_like_tensors() -> None:
+    for belief in (
+        bqn.nn.Conv2d(1, 2, 3)(torch.randn(3, 1, 5, 5)),
+        bqn.nn.Sign()(bqn.nn.Conv2d(1, 2, 3)(torch.randn(3, 1, 5, 5))),
+    ):
+        assert belief.reshape(3, -1).shape == belief.reshape((3, -1)).shape == belief.flatten(1).shape == (3, 18)
+        assert bqn.nn.Linear(18, 2)(belief.reshape(belief.shape[0], -1)).mean.shape == (3, 2)
+        assert_named_error(lambda b=belief: b.reshape(4, -1), "reshape")
+
+
+def test_map_prediction_with_hidden_variables_can_be_repeated() -> None:
+    net = bqn.Network(bqn.nn.Sequential(bqn.nn.Dropout(0.5), bqn.nn.Linear(30, 3)), bqn.SoftmaxHead(30))
+    x = torch.randn(4, 30)
+    one, two = (net.predict(x, "map", generator=torch.Generator().manual_seed(5)) for _ in range(2))
+    assert torch.equal(one, two)
 
 
 def test_validation_can_be_switched_off() -> None:

@@ -29,6 +29,12 @@ def test_two_classes_against_adaptive_quadrature() -> None:
         )
 
 
+def test_very_large_variances() -> None:
+    for variances in ((1e4, 0.0), (1000.0, 0.0), (3000.0, 0.5)):
+        mean, var = torch.zeros(1, 2).double(), torch.tensor([variances]).double()
+        assert expected_softmax(mean, var)[0, 0].item() == pytest.approx(0.5, abs=0.02)
+
+
 def test_certain_logits_give_the_softmax() -> None:
     mean = torch.randn(5, 7, dtype=torch.float64) * 3
     assert_close(expected_softmax(mean, torch.zeros_like(mean)), torch.softmax(mean, -1), atol=1e-6, rtol=0)

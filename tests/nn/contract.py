@@ -195,9 +195,9 @@ class LayerContract:
         layer = self.layer()
         for posterior in (m for m in layer.modules() if isinstance(m, bqn.nn.Posterior)):
             with torch.no_grad():
-                posterior.logits.copy_(posterior.logits.sign() * 40)
+                posterior.logits.copy_(one_hot_logits(posterior.logits))
         logits = [
-            (torch.randn(*self.input_shape, len(self.input_levels), dtype=torch.float32).sign() * 40).requires_grad_()
+            one_hot_logits(torch.randn(*self.input_shape, len(self.input_levels))).requires_grad_()
             for _ in range(self.inputs)
         ]
         layer = layer.float()
@@ -207,6 +207,11 @@ class LayerContract:
             assert tensor.grad is None or bool(torch.isfinite(tensor.grad).all())
         assert bool(torch.isfinite(result.mean).all())
         assert bool(torch.isfinite(result.var).all())
+
+
+def one_hot_logits(scores: Tensor) -> Tensor:
+    """+40 at the largest score, -40 elsewhere."""
+    return torch.where(scores == scores.amax(-1, keepdim=True), 40.0, -40.0).to(scores.dtype)
 
 
 def _draw(layer: bqn.nn.Layer, inputs: tuple[bqn.Categorical, ...], generator: torch.Generator) -> Tensor:

@@ -108,3 +108,19 @@ def test_bad_arguments_are_named() -> None:
     assert_named_error(lambda: bqn.nn.Sign()(torch.zeros(2, dtype=torch.int32)), "x", "floating", kind=TypeError)
     assert_named_error(lambda: bqn.nn.RandomThreshold(0), "num_features")
     assert_named_error(lambda: bqn.nn.RandomThreshold(3)(torch.zeros(2, 4)), "x", "3 features")
+
+
+def test_levels_keep_their_digits_in_float64() -> None:
+    x = torch.tensor([[-1.0, 1.0]], dtype=torch.float64)
+    assert bqn.nn.Quantize((0.1, 0.7))(x).tolist() == [[0.1, 0.7]]
+    layer = bqn.nn.RandomThreshold(2, levels=(0.1, 0.7)).double()
+    assert_close(layer(x).probs.sum(-1), torch.ones(1, 2, dtype=torch.float64))
+
+
+def test_rounding_never_makes_a_negative_probability_or_variance() -> None:
+    mean = torch.linspace(-5, 5, 101).reshape(1, 1, 101)
+    result = bqn.nn.Quantize((0.1, 0.3))(bqn.Gaussian(mean, torch.zeros_like(mean)))
+    pooled = bqn.nn.MaxPool1d(2)(result)
+    for belief in (result, pooled):
+        assert bool((belief.probs >= 0).all())
+        assert bool((belief.var >= 0).all())

@@ -194,3 +194,70 @@ def test_bad_arguments_are_named() -> None:
     qnn = bqn.models.mlp(6, 3, hidden=(8,)).mode()
     assert_named_error(lambda: bqn.recalibrate(qnn, torch.zeros(1, 6)), "x", "two examples")
     assert_named_error(lambda: bqn.recalibrate(qnn, torch.full((4, 6), float("nan"))), "x", "finite")
+
+
+@pytest.mark.parametrize("method", ["auto", "clt"])
+def test_common_noise_is_left_out_behind_exact_sums_too(method: str) -> None:
+    """A small fan-in is summed exactly; batch norm behind it must see the same noise as behind the CLT."""
+    linear = bqn.nn.Linear(12, 6, bias=False, method=method).double()
+    linear.reset_parameters(rho=0.3, generator=torch.Generator().manual_seed(0))
+    x = random_categorical((20, 12), bqn.BINARY)
+    M, V, centre = linear.weight.mean, linear.weight.var, x.mean.mean(0)
+    expected = ((x.mean - centre).square() + x.var) @ V.T + x.var @ M.square().T
+    law = linear(x)
+    assert isinstance(law, bqn.Categorical if method == "auto" else bqn.Gaussian)
+    assert_close(law.within_batch(0.5).var, expected)
+    assert_close(bqn.nn.Flatten()(law).within_batch(0.5).var, expected)
+    assert int(linear.centred_batches) == 2
+
+
+def test_average_of_exact_sums_passes_the_question_on() -> None:
+    conv = bqn.nn.Conv2d(2, 2, 2, groups=2, bias=False).double()
+    x = random_categorical((8, 2, 5, 5), bqn.BINARY)
+    law = conv(x)
+    assert isinstance(law, bqn.Categorical)
+    pooled = bqn.nn.AvgPool2d(2)(law)
+    assert_close(pooled.within_batch(1.0).var, F.avg_pool2d(law.within_batch(1.0).var, 2) / 4)
+
+
+def test_memory_for_backward_with_batch_norm_behind() -> None:
+    """Of the size of the input only the input itself is kept; no squares, no distances."""
+    linear, norm = bqn.nn.Linear(512, 40, bias=False), bqn.nn.BatchNorm1d(40)
+    x = bqn.Categorical.of(bqn.BINARY, mean=(torch.rand(100, 512) * 2 - 1).requires_grad_())
+    kept: dict[int, torch.Tensor] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        result = norm(linear(x))
+    assert result.mean.requires_grad
+    sizes = sorted(tuple(t.shape) for t in kept.values() if t.untyped_storage().nbytes() >= 4 * 512 * 40)
+    assert [shape for shape in sizes if shape == (100, 512)] == [(100, 512)]
+
+
+def test_a_whole_network_with_batch_norm_agrees_with_its_samples() -> None:
+    """Analytic logits against 400 sampled networks, after the statistics have settled."""
+    torch.manual_seed(0)
+    net = bqn.models.mlp(40, 3, hidden=(60, 50)).double()
+    x = (torch.randn(300, 40).double() * 0.5 - 0.7).clamp(-1, 1)
+    for module in net.modules():
+        if isinstance(module, bqn.nn.BatchNorm1d):
+            module.momentum = 1.0
+    net.train()
+    net(x)
+    net.eval()
+    belief = net(x[:5])
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.stack([net.sample(generator)(x[:5]) for _ in range(400)])
+    error = (belief.mean - draws.mean(0)).abs() / draws.std(0)
+    assert error.max() < 0.35
+    assert 0.8 < (draws.var(0) / belief.var).mean() < 1.25
+
+
+def test_recalibrate_refuses_what_it_cannot_use() -> None:
+    net = bqn.models.mlp(6, 3, hidden=(8,))
+    x = torch.randn(10, 6)
+    assert_named_error(lambda: bqn.recalibrate(net, x), "qnn", "posteriors")
+    assert_named_error(lambda: bqn.recalibrate(net.mode(), x, batch_size=1), "batch_size")

@@ -121,3 +121,30 @@ def test_signal_follows_the_recursion_through_a_wide_network(rho: float) -> None
 def test_bad_rho_is_named() -> None:
     with pytest.raises(ValueError, match="rho"):
         Posterior((2,)).signal_init_(1.0)
+
+
+def test_divergence_of_many_weights_is_precise_and_not_negative() -> None:
+    posterior = Posterior((3136, 1024))
+    assert posterior.kl().item() == pytest.approx(0.0, abs=1e-6)
+    with torch.no_grad():
+        posterior.logits[..., 1] = 0.01
+    assert posterior.kl().item() == pytest.approx(3136 * 1024 * 0.01**2 / 8, rel=2e-2)
+
+
+@pytest.mark.parametrize("prior", [None, (0.3, 0.3, 0.4)])
+def test_prior_is_exact_in_float64(prior: tuple[float, ...] | None) -> None:
+    posterior = Posterior((50,), bqn.TERNARY, prior).double()
+    with torch.no_grad():
+        posterior.logits.copy_(torch.tensor(prior or (1.0, 1.0, 1.0), dtype=torch.float64).log())
+    assert abs(posterior.kl().item()) < 1e-12
+
+
+def test_binary_divergence_can_be_differentiated_twice() -> None:
+    posterior = Posterior((3,)).double()
+    holder = torch.nn.ModuleDict({"posterior": posterior})
+    holder.forward = posterior.kl  # type: ignore[method-assign]
+
+    def run(logits: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(holder, {"posterior.logits": logits}, ())
+
+    assert torch.autograd.gradgradcheck(run, (torch.randn(3, 2, dtype=torch.float64, requires_grad=True),))

@@ -133,6 +133,27 @@ def test_choice_for_real_values() -> None:
     assert_named_error(lambda: sums.require_method("best"), "method", "auto")
 
 
+def test_large_batches_are_summed_in_parts() -> None:
+    layer = bqn.nn.Linear(8, 4, method="fft").double()
+    x = random_categorical((50, 8), bqn.BINARY)
+    whole = layer(x)
+    limit, sums.EXACT_WORK = sums.EXACT_WORK, 2**12
+    try:
+        parts = layer(x)
+    finally:
+        sums.EXACT_WORK = limit
+    assert_close(parts.probs, whole.probs)
+    # and the choice does not depend on the batch
+    assert sums.choose("auto", [(25, bqn.TERNARY)], outputs=10**6) == "clt"
+
+
+def test_a_known_bias_is_not_lost() -> None:
+    x, weight = random_categorical((2, 3), bqn.BINARY), random_categorical((2, 3), bqn.BINARY)
+    bias = torch.tensor([10.0, 20.0]).double()
+    assert_close(sums.linear(x, weight, bias, "auto").mean, x.mean @ weight.mean.T + bias)
+    assert_named_error(lambda: sums.linear(x, weight, bias, "fft"), "fft", "discrete")
+
+
 def test_sums_too_large_for_an_exact_method_say_so() -> None:
     x = random_categorical((1, 20_000), bqn.BINARY, torch.float32)
     assert_named_error(lambda: bqn.nn.Linear(20_000, 1, method="fft")(x), "fft", "clt")

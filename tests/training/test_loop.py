@@ -8,6 +8,7 @@ import torch
 import bqn
 from bqn.data import DataError, Split
 from bqn.training import ConfigError, DivergedError, Preprocessing, build_model, fit, load_run, loop
+from bqn.training.folder import RunFolder
 from tests.training import tiny
 
 
@@ -237,3 +238,25 @@ def test_bad_tables():
         fit(net, Split(table.x, table.y.repeat(1, 2)), None, config)
     with pytest.raises(ConfigError, match="shift and flip are for uint8 images"):
         fit(net, table, None, tiny.regression_config(shift=1))
+
+
+def test_weights_that_the_step_before_broke_are_not_saved(tmp_path):
+    """A rate beyond all reason: the weights overflow before the loss shows it. The good checkpoint stays."""
+    config = tiny.config(learning_rate=1e38, epochs=1)
+    with pytest.raises(DivergedError, match="the last good checkpoint is in"):
+        train_tiny(config, validation=tiny.images(seed=1), out=tmp_path / "run")
+    load_run(tmp_path / "run")
+
+
+def test_an_interrupt_between_steps_loses_no_step(tmp_path):
+    config = tiny.config(epochs=2)
+
+    def stop(done, total):
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny(config, out=tmp_path / "run", tick=stop)
+    facts = RunFolder(tmp_path / "run").read_checkpoint().facts
+    steps = -(-60 // config.batch_size)
+    assert (facts["epoch"], facts["position"]) == divmod(5, steps)

@@ -156,7 +156,7 @@ class Trainer:
             self._advance(batches)
             state.seconds = time.perf_counter() - started
             if tick is not None:
-                tick(self._steps_done(), self.config.epochs * self.steps)
+                self._tick(tick)
             if self._steps_since_checkpoint() == 0 and state.position < self.steps:
                 self._save()
         record = self._score(started)
@@ -167,6 +167,15 @@ class Trainer:
             if best_epoch(state.records) in (None, record.epoch):
                 self.folder.write_best(self.net)
         return record
+
+    def _tick(self, tick: Tick) -> None:
+        """Let the caller know, between two steps; if it interrupts the run here, no step is lost."""
+        try:
+            tick(self._steps_done(), self.config.epochs * self.steps)
+        except KeyboardInterrupt:
+            if self.state.position < self.steps:
+                self._save()
+            raise
 
     def _steps_done(self) -> int:
         return self.state.epoch * self.steps + self.state.position
@@ -271,8 +280,12 @@ class Trainer:
         )
 
     def _diverged(self, step: int, cause: Cause) -> DivergedError:
-        self._save()
-        saved = f"; the state before it is saved in {self.folder.path}" if self.folder else ""
+        saved = ""
+        if self.folder is not None and all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
+            self._save()
+            saved = f"; the state before it is saved in {self.folder.path}"
+        elif self.folder is not None:  # the step before broke the weights: what was saved earlier is better
+            saved = f"; the last good checkpoint is in {self.folder.path}"
         return DivergedError(self.state.epoch + 1, step, cause.term, cause.where, saved)
 
     def _moment(self) -> Moment:

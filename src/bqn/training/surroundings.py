@@ -30,7 +30,10 @@ def find_device(config: TrainConfig) -> torch.device:
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # torch counts to 127
+        raise ConfigError(f"device: {config.device} is not a device that torch knows") from None
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
