@@ -12,8 +12,9 @@ from typing import Any
 from bqn.levels import TERNARY
 
 BY_MODEL: Mapping[str, Mapping[str, Any]] = {
-    # A larger λ still helps the analytic prediction, at the cost of the most probable network.
-    "mlp": {"epochs": 10, "learning_rate": 3e-2, "lam": 1e-2},
+    # Best in all three modes among 1e-4 to 3e-2 on MNIST's validation part (results/benchmarks/mlp_lam.json); at 1e-1
+    # the analytic prediction is better still, 0.056 against 0.066, but the most probable network fails.
+    "mlp": {"epochs": 10, "learning_rate": 3e-2, "lam": 3e-2},
     "cnn": {"epochs": 10, "learning_rate": 3e-2, "lam": 1e-4, "shift": 2},
     "vgg": {"epochs": 100, "learning_rate": 3e-2, "lam": 1e-4, "shift": 4, "flip": True},
     "resnet": {"epochs": 100, "learning_rate": 3e-2, "lam": 1e-4, "shift": 4, "flip": True},
