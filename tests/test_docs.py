@@ -55,3 +55,12 @@ def test_table_of_the_start_is_that_of_the_record() -> None:
         start = "Xavier" if row["rho"] == "xavier" else row["rho"]
         assert f"| {row['what'].upper()} | {start} | {row['rate']} | {' | '.join(cells)} |" in page
     assert page.count("| VGG |") + page.count("| CNN |") + page.count("| MLP |") == len(rows)
+
+
+def test_table_of_the_readme_is_that_of_the_records() -> None:
+    page = (ROOT / "README.md").read_text()
+    for architecture in ("mlp", "cnn"):
+        test = json.loads((ROOT / f"results/{architecture}-mnist/preset/seed-0.json").read_text())["test"]
+        modes = ("analytic", "mc", "mc_recalibrated", "map", "map_recalibrated")
+        cells = [f"{test[mode]['nll']:.3f} / {100 * test[mode]['error']:.2f} %" for mode in modes]
+        assert f"| {architecture.upper()} | {' | '.join(cells)} |" in page
