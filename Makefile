@@ -1,28 +1,33 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint clean
 
 # Train a small network on the digits that ship with scikit-learn and print its three evaluations.
-demo: $(STAMP)
+demo: $(VENV)/.demo
 	$(BIN)/python examples/digits.py
 
-# Style, types, then all tests.
-test: $(STAMP) lint
+# Style, types, then all tests. The tests of the report need the browser chromium.
+test: lint
 	$(BIN)/python -m pytest -n auto
 
-lint: $(STAMP)
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(STAMP): pyproject.toml constraints.txt
+# The demo needs little, and is there quickly; everything else comes with the tests.
+$(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $(STAMP)
+	$(PIP) torch==2.13.0
+	$(PIP) -e ".[sklearn]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) -e ".[dev]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
