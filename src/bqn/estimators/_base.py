@@ -138,16 +138,18 @@ class BQNEstimator(BaseEstimator):  # type: ignore[misc]
         generator = torch.Generator().manual_seed(config.seed + self.n_samples_seen_)
         batches = torch.randperm(len(x), generator=generator).tensor_split(-(-len(x) // config.batch_size))
         self.network_.train()
-        terms = torch.stack([self._step(x[batch], y[batch], config.lam) for batch in batches])
-        self.network_.eval()
+        try:
+            terms = torch.stack([self._step(x[batch], y[batch], config.lam) for batch in batches])
+        finally:
+            self.network_.eval()
         self._remember(terms.double().mean(0), config, time.perf_counter() - started)
 
     def _step(self, x: Tensor, y: Tensor, lam: float) -> Tensor:
         """A step of the optimizer; returns the terms of the ELBO `(3,)`."""
         assert self._optimizer is not None
         terms = self.network_.elbo_terms(x, y, self.n_samples_seen_, lam)
-        if not bool(torch.isfinite(terms.value)):
-            raise RuntimeError(f"the ELBO is {float(terms.value)}; a lower learning_rate may help")
+        if not math.isfinite(terms.value.item()):
+            raise RuntimeError(f"the ELBO is {terms.value.item()}; a lower learning_rate may help")
         self._optimizer.zero_grad()
         (-terms.value).backward()
         self._optimizer.step()

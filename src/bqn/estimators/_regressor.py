@@ -62,7 +62,7 @@ class BQNRegressor(RegressorMixin, BQNEstimator):  # type: ignore[misc]
         lam: float = 0.5,
         epochs: int | None = None,
         batch_size: int = 100,
-        learning_rate: float = 0.05,
+        learning_rate: float = 0.1,
         validation_fraction: float = 0.0,
         patience: int | None = None,
         device: str = "cpu",
