@@ -1,17 +1,16 @@
-"""Regression with error bars: what the noise explains, and what only more data would.
+"""Regression with error bars: what is noise, and what only more data would tell.
 
-python examples/regression.py                    numbers
-python examples/regression.py error_bars.png     and a picture (needs matplotlib)
+Numbers: python examples/regression.py
+And a picture (needs matplotlib): python examples/regression.py error_bars.png
 """
 
 import sys
 
 import numpy as np
 
-from bqn.estimators import BQNRegressor, Uncertainty
+from bqn.estimators import BQNRegressor
 
 NOISE = 0.2
-GAP = (-0.5, 1.5)
 
 
 def truth(x: np.ndarray) -> np.ndarray:
@@ -19,53 +18,46 @@ def truth(x: np.ndarray) -> np.ndarray:
     return np.sin(2 * x) + 0.3 * x
 
 
-def draw(examples: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Noisy observations everywhere between -3 and 3 but in the gap."""
-    x = rng.uniform(-3, 3, 2 * examples)
-    x = x[(x < GAP[0]) | (x > GAP[1])][:examples]
-    return x, truth(x) + NOISE * rng.normal(size=len(x))
+def draw(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Noisy observations: one feature `(count, 1)` between -3 and 3, and the target `(count,)`."""
+    x = rng.uniform(-3, 3, count)
+    return x[:, None], truth(x) + NOISE * rng.normal(size=count)
 
 
 def main(picture: str | None = None) -> None:
-    """Fit, check the error bars on new observations, and look into the gap."""
+    """Fit to more and more observations, and check the error bars on new ones."""
     rng = np.random.default_rng(0)
-    x, y = draw(200, rng)
-    x_test, y_test = draw(1000, rng)
-    model = BQNRegressor(random_state=0, lam=0.1).fit(x[:, None], y)
-
-    mean, std = model.predict(x_test[:, None], return_std=True)
-    print(f"R² on {len(x_test)} new observations: {model.score(x_test[:, None], y_test):.3f}")
-    for level, width in ((0.5, 0.674), (0.9, 1.645), (0.95, 1.960)):
-        print(f"{level:.0%} intervals cover {np.mean(np.abs(y_test - mean) < width * std):.1%}")
-
-    grid = np.linspace(-3, 3, 301)
-    parts = model.predict_uncertainty(grid[:, None])
-    inside = (grid > GAP[0]) & (grid < GAP[1])
-    print(f"noise: {np.sqrt(parts.aleatoric[0]):.3f} found, {NOISE:.3f} true")
-    print(f"doubt about the function: {_root_mean(parts.epistemic[~inside]):.3f} near the data")
-    print(f"doubt about the function: {_root_mean(parts.epistemic[inside]):.3f} in the gap")
+    X_test, y_test = draw(1000, rng)
+    models = {}
+    print(f"observations      R²   90% intervals cover   noise ({NOISE:.2f} is true)   doubt about the function")
+    for count in (100, 300, 1000):
+        X, y = draw(count, rng)
+        models[count] = model = BQNRegressor(random_state=0).fit(X, y)
+        mean, std = model.predict(X_test, return_std=True)
+        covered = np.mean(np.abs(y_test - mean) < 1.645 * std)
+        noise, doubt = (np.sqrt(part.mean()) for part in model.predict_uncertainty(X_test))
+        print(f"{count:12d}{model.score(X_test, y_test):8.3f}{covered:17.1%}{noise:18.3f}{doubt:24.3f}")
     if picture:
-        _plot(picture, x, y, grid, model.predict(grid[:, None]), parts)
-        print(f"the picture is in {picture}")
+        _plot(picture, models, X_test[:200], y_test[:200])
+        print(f"\nthe picture is in {picture}")
 
 
-def _root_mean(variances: np.ndarray) -> float:
-    return float(np.sqrt(variances.mean()))
-
-
-def _plot(path: str, x: np.ndarray, y: np.ndarray, grid: np.ndarray, mean: np.ndarray, parts: Uncertainty) -> None:
+def _plot(path: str, models: dict[int, BQNRegressor], X: np.ndarray, y: np.ndarray) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    doubt, both = 2 * np.sqrt(parts.epistemic), 2 * np.sqrt(parts.epistemic + parts.aleatoric)
-    axes.fill_between(grid, mean - both, mean + both, color="#cfe1f2", label="±2σ with the noise")
-    axes.fill_between(grid, mean - doubt, mean + doubt, color="#7fb0d9", label="±2σ of doubt about the function")
-    axes.plot(grid, mean, color="#08519c", label="prediction")
-    axes.plot(grid, truth(grid), color="black", linestyle=":", label="truth")
-    axes.plot(x, y, ".", color="#555555", markersize=3, label="observations")
-    axes.set(xlabel="x", ylabel="y", title="A Bayesian quantized network and its error bars")
-    axes.legend(loc="upper left", fontsize=8)
+    grid = np.linspace(-3.2, 3.2, 321)
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    for axes, (count, model) in zip(figure.subplots(1, len(models), sharey=True), models.items(), strict=True):
+        mean = model.predict(grid[:, None])
+        noise, doubt = model.predict_uncertainty(grid[:, None])
+        for variance, color, label in ((noise + doubt, "#cfe1f2", "with the noise"), (doubt, "#7fb0d9", "doubt alone")):
+            width = 2 * np.sqrt(variance)
+            axes.fill_between(grid, mean - width, mean + width, color=color, label=f"±2σ {label}")
+        axes.plot(grid, mean, color="#08519c", label="prediction")
+        axes.plot(grid, truth(grid), color="black", linestyle=":", label="truth")
+        axes.plot(X[:, 0], y, ".", color="#555555", markersize=3, label="new observations")
+        axes.set(xlabel="x", title=f"after {count} observations")
+    axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)
 
 

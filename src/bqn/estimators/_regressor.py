@@ -33,7 +33,8 @@ class BQNRegressor(RegressorMixin, BQNEstimator):  # type: ignore[misc]
     ----------
     hidden, levels, activations, lam, epochs, batch_size, learning_rate, validation_fraction, patience, device,
     random_state
-        As for `BQNClassifier`. The weights behind the last hidden layer are real numbers.
+        As for `BQNClassifier`. The weights behind the last hidden layer are real numbers. Batches are larger, because
+        the mean of a small batch is uncertain, and behind batch norm that would count as noise of the targets.
 
     Attributes
     ----------
@@ -59,9 +60,9 @@ class BQNRegressor(RegressorMixin, BQNEstimator):  # type: ignore[misc]
         hidden: Sequence[int] = (64, 64),
         levels: Sequence[float] | str = TERNARY,
         activations: Sequence[float] | str = _FOUR_LEVELS,
-        lam: float = 0.5,
+        lam: float = 1.0,
         epochs: int | None = None,
-        batch_size: int = 100,
+        batch_size: int = 500,
         learning_rate: float = 0.1,
         validation_fraction: float = 0.0,
         patience: int | None = None,
