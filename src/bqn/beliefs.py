@@ -36,7 +36,7 @@ class Gaussian:
         Same shape and floating dtype; `var` is not negative. Zero variance is allowed and means certainty.
     """
 
-    __slots__ = ("_like", "_mean", "_shape", "_total", "_var", "_within")
+    __slots__ = ("_like", "_mean", "_shape", "_total", "_var", "_within", "origin")
 
     def __init__(self, mean: Tensor, var: Tensor) -> None:
         require_floating(mean, "mean")
@@ -53,6 +53,7 @@ class Gaussian:
 
     def _set(self, shape: torch.Size, like: Tensor, total: MomentsFunction, within: WithinFunction | None) -> None:
         self._shape, self._like, self._total, self._within = shape, like, total, within
+        self.origin: object = None
         self._mean: Tensor | None = None
         self._var: Tensor | None = None
 
@@ -63,7 +64,12 @@ class Gaussian:
 
     @classmethod
     def deferred(
-        cls, shape: torch.Size, like: Tensor, total: MomentsFunction, within: WithinFunction | None = None
+        cls,
+        shape: torch.Size,
+        like: Tensor,
+        total: MomentsFunction,
+        within: WithinFunction | None = None,
+        origin: object = None,
     ) -> Gaussian:
         """Build without checks from functions that compute mean and variance when they are asked for.
 
@@ -73,9 +79,11 @@ class Gaussian:
         like : any tensor of its dtype and device
         total : gives mean and variance
         within : gives mean and variance without the noise that is common to the whole batch; see `within_batch`
+        origin : what the belief is made from, for a layer that can do better with that than with the moments
         """
         belief = cls.__new__(cls)
         belief._set(shape, like, total, within)
+        belief.origin = origin
         return belief
 
     def _compute(self) -> None:
@@ -280,14 +288,14 @@ class Categorical:
         return cls.of_logits(logits, values)
 
     @classmethod
-    def of_logits(cls, logits: Tensor, levels: Levels) -> Categorical:
-        """`from_logits` without checks."""
+    def of_logits(cls, logits: Tensor, levels: Levels, tilt: Tensor | None = None) -> Categorical:
+        """`from_logits` without checks; `tilt` is P(upper) - P(lower) of two levels, if that is known already."""
         if len(levels) == 2:
             middle, half = 0.5 * (levels[1] + levels[0]), 0.5 * (levels[1] - levels[0])
 
             def mean() -> Tensor:
-                tilt: Tensor = _Tilt.apply(logits)  # type: ignore[no-untyped-call]
-                return tilt if middle == 0 and half == 1 else middle + half * tilt
+                lean: Tensor = _Tilt.apply(logits) if tilt is None else tilt  # type: ignore[no-untyped-call]
+                return lean if middle == 0 and half == 1 else middle + half * lean
 
             def var() -> Tensor:  # accurate where 1 - tanh² would cancel
                 odds = logits[..., 1] - logits[..., 0]
@@ -450,7 +458,7 @@ def full_shape(old: torch.Size, given: tuple[int | tuple[int, ...], ...]) -> tor
     if sizes.count(-1) == 1:
         rest = math.prod(size for size in sizes if size != -1)
         sizes[sizes.index(-1)] = old.numel() // rest if rest else 0
-    if math.prod(sizes) != old.numel() or min(sizes, default=0) < 0:
+    if math.prod(sizes) != old.numel() or any(size < 0 for size in sizes):
         raise ValueError(f"shape: cannot reshape {tuple(old)} into {tuple(cast(tuple[int, ...], shape))}")
     return torch.Size(sizes)
 

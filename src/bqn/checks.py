@@ -13,6 +13,11 @@ def may_read_values(tensor: Tensor) -> bool:
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
+def may_look(tensor: Tensor) -> bool:
+    """Whether looking at values costs next to nothing, so that an easy case can be told from a hard one."""
+    return tensor.device.type == "cpu" and may_read_values(tensor)
+
+
 def require_floating(tensor: Tensor, name: str) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")

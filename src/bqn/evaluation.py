@@ -16,6 +16,7 @@ from bqn.data import Split, to_input
 from bqn.heads import GaussianHead
 from bqn.network import Network
 from bqn.predictions import Classified, Predictor, Prepare, Regressed
+from bqn.tempering import fit_temperature, temper
 
 INTERVALS = (0.5, 0.8, 0.9, 0.95)
 _CURVE_POINTS = 20
@@ -50,6 +51,7 @@ def evaluate(
     samples: int = ...,
     seed: int = ...,
     recalibrate_on: Split | None = ...,
+    temper_on: Split | None = ...,
     ood: Split | None = ...,
     corruptions: bool = ...,
     batch_size: int = ...,
@@ -68,6 +70,7 @@ def evaluate(
     samples: int = ...,
     seed: int = ...,
     recalibrate_on: Split | None = ...,
+    temper_on: Split | None = ...,
     ood: Split | None = ...,
     corruptions: bool = ...,
     batch_size: int = ...,
@@ -85,6 +88,7 @@ def evaluate(
     samples: int = 5,
     seed: int = 0,
     recalibrate_on: Split | None = None,
+    temper_on: Split | None = None,
     ood: Split | None = None,
     corruptions: bool = False,
     batch_size: int = 500,
@@ -105,6 +109,9 @@ def evaluate(
     recalibrate_on : Split or None
         Training examples. If given, the modes "mc_recalibrated" and "map_recalibrated" are evaluated too, with batch
         norm statistics estimated on up to 2000 of them.
+    temper_on : Split or None
+        Held-out examples, with labels. If given, "tempered" has for each mode the scores with a temperature that was
+        fitted on them (`bqn.tempering`).
     ood : Split or None
         Examples from elsewhere, to be told apart from those of `test` by their uncertainty; labels are not used.
     corruptions : bool
@@ -124,13 +131,13 @@ def evaluate(
     -------
     dict, or (dict, Details)
         Ready for JSON; None where something is undefined. One entry a mode, "settings", and depending on the task and
-        the arguments "curves", "ood" and "corruptions". Within a mode, "nll", "bound" and entropies are in nats,
-        everything else is a fraction or in the units of the target. "bound" compares with "nll": it is the mean of
-        minus `head.log_likelihood`, the ELBO's term.
+        the arguments "curves", "tempered", "ood" and "corruptions". Within a mode, "nll", "bound" and entropies are in
+        nats, everything else is a fraction or in the units of the target. "bound" compares with "nll": it is the mean
+        of minus `head.log_likelihood`, the ELBO's term.
     """
     require_positive(bins, "bins")
     _require_examples(test, "test")
-    for split, name in ((recalibrate_on, "recalibrate_on"), (ood, "ood")):
+    for split, name in ((recalibrate_on, "recalibrate_on"), (temper_on, "temper_on"), (ood, "ood")):
         if split is not None:
             _require_examples(split, name, like=test)
     reference = None if recalibrate_on is None else recalibrate_on.x
@@ -138,13 +145,15 @@ def evaluate(
         net, samples=samples, seed=seed, batch_size=batch_size, prepare=prepare, recalibrate_on=reference
     )
     if isinstance(net.head, GaussianHead):
-        if ood is not None or corruptions:
-            raise ValueError("ood and corruptions are for classification, but net has a regression head")
+        if ood is not None or corruptions or temper_on is not None:
+            raise ValueError("ood, corruptions and temper_on are for classification, but net has a regression head")
         result, seen = _evaluate_regression(predictor, test, target_scale)
     else:
         if target_scale is not None:
             raise ValueError("target_scale is for regression, but net has a classification head")
         result, seen = _evaluate_classification(predictor, test, ood, corruptions, bins)
+        if temper_on is not None:
+            result["tempered"] = _evaluate_tempered(predictor, test, temper_on, bins)
     settings = {
         "examples": len(test.x),
         "samples": samples,
@@ -179,6 +188,16 @@ def _evaluate_classification(
     if corruptions:
         result["corruptions"] = _evaluate_corruptions(predictor, test.x, y, bins)
     return result, Details(y, seen, outside)
+
+
+def _evaluate_tempered(predictor: Predictor, test: Split, held_out: Split, bins: int) -> dict[str, dict[str, float]]:
+    """By mode: the temperature, and the scores with it."""
+    result = {}
+    for mode in predictor.modes:
+        temperature = fit_temperature(predictor.log_probs(mode, held_out.x), held_out.y.cpu())
+        probs = temper(predictor.log_probs(mode, test.x), temperature)
+        result[mode] = {"temperature": temperature, **score_probabilities(probs, test.y.cpu(), bins)}
+    return result
 
 
 def _evaluate_corruptions(predictor: Predictor, x: Tensor, y: Tensor, bins: int) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from bqn.atomic import write_atomic
 from bqn.beliefs import Belief
 from bqn.checks import require_finite, require_floating
 from bqn.heads import Head, Prediction
-from bqn.nn import Posterior, fix, set_generator
+from bqn.nn import Posterior, Weight, computed_once, fix, set_generator
 from bqn.objective import ElboTerms, combine
+from bqn.propagate import half
 
 MODES = ("analytic", "mc", "map")
 _FORMAT = "bqn-weights-1"
@@ -56,7 +57,17 @@ class Network(nn.Module):
     validate : bool
         Whether inputs are checked for NaN and infinity and labels for their range. The check makes a GPU wait, so a
         training loop that has checked its data once may set `net.validate = False`.
+
+    Attributes
+    ----------
+    modes : tuple of str
+        The ways to predict, the usual one first. Networks of other methods (`bqn.baselines`) have others.
+    usual_samples : int
+        How many networks a fair comparison draws for the mode "mc".
     """
+
+    modes: tuple[str, ...] = MODES
+    usual_samples: int = 5
 
     def __init__(self, body: nn.Module, head: Head, validate: bool = True) -> None:
         super().__init__()
@@ -78,15 +89,17 @@ class Network(nn.Module):
 
     def kl(self) -> Tensor:
         """KL(Q ‖ prior) of all weights together, in nats: a scalar."""
-        terms = [posterior.kl() for _, posterior in self.posteriors()]
+        terms = [weight.kl() for weight in self.modules() if isinstance(weight, Weight)]
         return torch.stack(terms).sum() if terms else torch.zeros(())
 
     def elbo_terms(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> ElboTerms:
         """The objective with its terms; arguments as for `elbo`."""
         if data_size < 1:
             raise ValueError(f"data_size must be the number of training examples, got {data_size}")
-        log_likelihoods = self.head.log_likelihood(self(x), y, validate=self.validate, **options)
-        return combine(log_likelihoods, self.kl(), data_size, lam)
+        with computed_once(self):
+            belief = half.raised(self(x), torch.float32)  # bounds need the digits that half precision lacks
+            log_likelihoods = self.head.log_likelihood(belief, y, validate=self.validate, **options)
+            return combine(log_likelihoods, self.kl(), data_size, lam)
 
     def elbo(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> Tensor:
         """What training maximizes: mean log-likelihood bound minus `lam / data_size` times the KL; a scalar.
@@ -121,29 +134,54 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def predict(
-        self, x: Tensor, mode: str = "analytic", samples: int = 5, generator: torch.Generator | None = None
+        self, x: Tensor, mode: str | None = None, samples: int = 5, generator: torch.Generator | None = None
     ) -> Prediction:
         """Class probabilities `(N, K)`, or the `Moments` of a regression.
 
         Parameters
         ----------
         x : Tensor `(N, ...)`
-        mode : str
-            "analytic": one pass of beliefs. "mc": `samples` sampled networks, averaged. "map": the most probable one.
+        mode : str or None
+            "analytic", the default: one pass of beliefs. "mc": `samples` sampled networks, averaged. "map": the most
+            probable one.
         """
         if self.validate:
             _require_input(x)
-        if mode == "analytic":
+        mode = self.modes[0] if mode is None else mode
+        if mode == "analytic" and mode in self.modes:
             with evaluating(self):
                 return self.head.predict(self(x))
-        if mode == "map":
-            return self.mode(generator).predict(x)
-        if mode != "mc":
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+        drawn = [member.predict(x) for member in self.members(mode, samples, generator)]
+        return drawn[0] if len(drawn) == 1 else self.head.mix(drawn)  # type: ignore[arg-type]
+
+    def members(
+        self, mode: str, samples: int = 5, generator: torch.Generator | None = None
+    ) -> Iterator[QuantizedNetwork]:
+        """The plain networks whose predictions a mode averages, one after the other; not for "analytic"."""
+        if mode not in self.modes or mode == "analytic":
+            raise ValueError(f"mode must be one of {', '.join(self.modes)}, got {mode!r}")
         if samples < 1:
             raise ValueError(f"samples must be at least 1, got {samples}")
-        drawn = [self.sample(generator).predict(x) for _ in range(samples)]
-        return self.head.mix(drawn)  # type: ignore[arg-type]
+        return self._members(mode, samples, generator)
+
+    def _members(self, mode: str, samples: int, generator: torch.Generator | None) -> Iterator[QuantizedNetwork]:
+        if mode == "map":
+            yield self.mode(generator)
+        else:
+            for _ in range(samples):
+                yield self.sample(generator)
+
+    # --- what a training loop asks; other methods answer differently -----------------------------------------------
+
+    def choose_examples(self, batch: Tensor, data_size: int) -> Tensor:
+        """The training examples to learn from in a step whose turn is on `batch` `(B,)`: their numbers, any shape."""
+        return batch
+
+    def make_optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+        """What turns the gradients of minus the objective into new parameters."""
+        return torch.optim.Adam(self.parameters(), lr=learning_rate, fused=True)
+
+    # --- files ------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all parameters and buffers to a safetensors file; a crash leaves the old file or the new, whole."""
@@ -195,5 +233,5 @@ def _require_input(x: Tensor) -> None:
     require_finite(x, "x")
 
 
-def _no_posterior(posterior: Posterior) -> Tensor:
+def _no_posterior(posterior: Weight) -> Tensor:
     raise ValueError("a head has no quantized weights")

@@ -7,6 +7,7 @@ that seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, cast
@@ -20,7 +21,7 @@ from bqn.data import to_input
 from bqn.entropy_integral import entropies
 from bqn.heads import GaussianHead, Moments, SoftmaxHead
 from bqn.metrics import entropy, to_double
-from bqn.network import MODES, Network, QuantizedNetwork, evaluating
+from bqn.network import Network, QuantizedNetwork, evaluating
 from bqn.nn import recalibrate, set_generator
 
 RECALIBRATED_MODES = ("mc_recalibrated", "map_recalibrated")
@@ -124,7 +125,8 @@ class Predictor:
         self.batch_size = require_positive(batch_size, "batch_size")
         self.prepare = prepare
         self.device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
-        self.modes = MODES if recalibrate_on is None else MODES + RECALIBRATED_MODES
+        again = () if recalibrate_on is None else RECALIBRATED_MODES
+        self.modes = net.modes + tuple(mode for mode in again if _plain_mode(mode) in net.modes)
         self.reference = None if recalibrate_on is None else self._choose_reference(recalibrate_on)
 
     def _choose_reference(self, x: Tensor) -> Tensor:
@@ -184,6 +186,22 @@ class Predictor:
         return Classified(probs, total, epistemic)
 
     @torch.no_grad()
+    def log_probs(self, mode: str, x: Tensor) -> Tensor:
+        """Logarithms of the predicted probabilities for stored examples: `(N, K)`, float64, on the host.
+
+        They are exact also where float32 probabilities underflow: those of networks that are too sure of themselves.
+        """
+        if mode == "analytic":
+            probs = self.classify(mode, x, split=False).probs.double()
+            return probs.clamp_min(torch.finfo(torch.float32).tiny).log()
+        with evaluating(self.net):
+            given = [
+                torch.cat([_log_softmax(member, batch) for _, batch in self._batches(x)])
+                for member in self.members(mode)
+            ]
+        return torch.logsumexp(torch.stack(given), 0) - math.log(len(given))
+
+    @torch.no_grad()
     def regress(
         self, mode: str, x: Tensor, y: Tensor | None = None, shift: Tensor | float = 0.0, unit: Tensor | float = 1.0
     ) -> Regressed:
@@ -213,9 +231,9 @@ class Predictor:
         means = torch.stack([mean for mean, _ in parts]) * unit + shift
         variances = torch.stack([var for _, var in parts]) * unit.square()
         _require_finite(means.mean(0), mode)
-        noise = (head.noise.cpu().double() * unit.square()).expand(means.shape[1:])
-        epistemic = None
+        noise, epistemic = variances.mean(0), None
         if mode == "analytic":
+            noise = (head.noise.cpu().double() * unit.square()).expand(means.shape[1:])
             epistemic = (variances[0] - noise).clamp_min(0)
             bound = None if bound is None else bound + unit.log().sum()
         elif len(parts) > 1:
@@ -237,8 +255,7 @@ class Predictor:
         if mode not in self.modes or mode == "analytic":
             raise ValueError(f"mode must be one of {', '.join(self.modes)}, got {mode!r}")
         weights, hidden = (torch.Generator(self.device).manual_seed(self.seed + step) for step in range(2))
-        for _ in range(self.samples if mode.startswith("mc") else 1):
-            member = self.net.sample(weights) if mode.startswith("mc") else self.net.mode()
+        for member in self.net.members(_plain_mode(mode), self.samples, weights):
             # A stream of their own: how often hidden variables are drawn must not change the next network.
             set_generator(member, hidden)
             if mode in RECALIBRATED_MODES:
@@ -255,6 +272,15 @@ class Predictor:
 
     def _input(self, x: Tensor) -> Tensor:
         return self.prepare(x.to(self.device)).to(self.device)
+
+
+def _log_softmax(member: QuantizedNetwork, x: Tensor) -> Tensor:
+    logits = to_double(member(x)) / to_double(cast(SoftmaxHead, member.head).scale)
+    return torch.log_softmax(logits, -1).cpu()
+
+
+def _plain_mode(mode: str) -> str:
+    return mode.removesuffix("_recalibrated")
 
 
 def _information(belief: Belief, scale: Tensor) -> Tensor:

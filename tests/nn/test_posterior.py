@@ -8,7 +8,7 @@ from torch.distributions import Categorical, kl_divergence
 from torch.testing import assert_close
 
 import bqn
-from bqn.nn import Posterior
+from bqn.nn import Posterior, computed_once
 from bqn.nn._posterior import logit_width
 
 
@@ -148,3 +148,37 @@ def test_binary_divergence_can_be_differentiated_twice() -> None:
         return torch.func.functional_call(holder, {"posterior.logits": logits}, ())
 
     assert torch.autograd.gradgradcheck(run, (torch.randn(3, 2, dtype=torch.float64, requires_grad=True),))
+
+
+@pytest.mark.parametrize("levels", [bqn.BINARY, bqn.TERNARY])
+def test_computed_once_changes_nothing_but_the_work(levels: tuple[float, ...]) -> None:
+    """Belief and KL share one node of the graph; values and gradients are those of the separate ones."""
+    layer = bqn.nn.Linear(5, 3, levels=levels).double()
+    posterior, x = layer.weight, torch.randn(4, 5, dtype=torch.float64)
+
+    def objective() -> torch.Tensor:
+        belief = layer(x)
+        return (belief.mean.sin() + belief.var).sum() + 0.3 * posterior.kl()
+
+    apart = objective()
+    with computed_once(layer):
+        together = objective()
+        assert posterior.belief() is posterior.belief()
+    assert posterior.belief() is not posterior.belief()
+    assert_close(together, apart)
+    for ours, theirs in zip(
+        torch.autograd.grad(together, list(layer.parameters())),
+        torch.autograd.grad(apart, list(layer.parameters())),
+        strict=True,
+    ):
+        assert_close(ours, theirs)
+
+
+def test_computed_once_forgets_after_an_error() -> None:
+    layer = bqn.nn.Linear(5, 3)
+    with pytest.raises(RuntimeError, match="stop"), computed_once(layer):
+        raise RuntimeError("stop")
+    before = layer.weight.kl().item()
+    with torch.no_grad():
+        layer.weight.logits.mul_(2)
+    assert layer.weight.kl().item() > before

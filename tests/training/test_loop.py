@@ -90,8 +90,8 @@ def test_same_seed_same_network_and_the_callers_generator_is_left_alone():
 
 def test_every_example_is_seen_once_an_epoch_in_batches_of_nearly_equal_size(monkeypatch):
     seen = []
-    terms = loop.Trainer._terms
-    monkeypatch.setattr(loop.Trainer, "_terms", lambda self, batch: seen.append(batch) or terms(self, batch))
+    terms = loop.Trainer.terms
+    monkeypatch.setattr(loop.Trainer, "terms", lambda self, batch: seen.append(batch) or terms(self, batch))
     train_tiny(tiny.config(epochs=1, batch_size=59))
     assert [len(batch) for batch in seen] == [30, 30]
     assert sorted(torch.cat(seen).tolist()) == list(range(60))
@@ -153,7 +153,7 @@ def test_divergence_stops_before_the_harm_and_says_where(tmp_path, monkeypatch, 
     """On a GPU several steps pass before a look; the replay must find the same step and the same state."""
     monkeypatch.setitem(loop.LOOK_EVERY, "cpu", look_every)
     config = tiny.config(epochs=2, shift=1)
-    terms = loop.Trainer._terms
+    terms = loop.Trainer.terms
 
     def overflow(self, batch):
         found = terms(self, batch)
@@ -161,12 +161,12 @@ def test_divergence_stops_before_the_harm_and_says_where(tmp_path, monkeypatch, 
             return found
         return found._replace(kl=found.kl / 0, value=found.value / 0)
 
-    monkeypatch.setattr(loop.Trainer, "_terms", overflow)
+    monkeypatch.setattr(loop.Trainer, "terms", overflow)
     with pytest.raises(DivergedError, match="epoch 2, step 3: the KL is not finite") as caught:
         train_tiny(config, out=tmp_path / "run", validation=tiny.images())
     assert (caught.value.epoch, caught.value.step, caught.value.term) == (2, 3, "KL")
     assert f"saved in {tmp_path / 'run'}" in str(caught.value)
-    monkeypatch.setattr(loop.Trainer, "_terms", terms)
+    monkeypatch.setattr(loop.Trainer, "terms", terms)
     saved = load_run(tmp_path / "run")
     assert len(saved.history.records) == 1
     rest = bqn.training.resume(tmp_path / "run", train=tiny.images(), validation=tiny.images())
@@ -216,6 +216,7 @@ def test_validation_that_is_not_finite_stops(monkeypatch):
         ({"shift": 6}, tiny.images(), ConfigError, "shift must be below the size of the images"),
         ({"patience": 2}, tiny.images(), ConfigError, "patience needs validation data, got none"),
         ({"mixed_precision": True}, tiny.images(), ConfigError, "mixed_precision needs a CUDA device, got cpu"),
+        ({"compile": True}, tiny.images(), ConfigError, "compile needs a CUDA device, got cpu"),
         ({"device": "cuda:99"}, tiny.images(), ConfigError, "device: cuda:99 is not there"),
     ],
 )

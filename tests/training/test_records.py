@@ -24,6 +24,18 @@ def test_best_is_the_first_of_equals():
     assert best_epoch([]) is None
 
 
+def test_best_by_error():
+    scores = [(0.2, 0.3), (0.4, 0.1), (0.3, 0.1), (0.1, 0.2)]
+    records = [dataclasses.replace(record(n, nll), validation_error=error) for n, (nll, error) in enumerate(scores, 1)]
+    assert best_epoch(records) == 4
+    assert best_epoch(records, "error") == 3  # of two equals the one with the lower NLL
+    off = [dataclasses.replace(each, validation_error=None, validation_rmse=each.validation_error) for each in records]
+    assert best_epoch(off, "error") == 3
+    neither = [dataclasses.replace(each, validation_error=None) for each in records]
+    assert best_epoch(neither, "error") == 4  # nothing but the NLL is left
+    assert best_epoch([], "error") is None
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from bqn import __version__
-from bqn.cli import compare, data, evaluate, predict, report, resume, train
+from bqn.cli import benchmark, compare, data, evaluate, pack, predict, report, resume, run, train
+from bqn.cli import inspect as inspection
 from bqn.cli._console import show
 
 app = typer.Typer(
@@ -53,5 +54,9 @@ _add(resume.resume, "Train", resume.EXAMPLES)
 app.add_typer(data.app, name="data", rich_help_panel="Train")
 _add(evaluate.evaluate, "Look", evaluate.EXAMPLES)
 _add(compare.compare, "Look", compare.EXAMPLES)
+_add(benchmark.benchmark, "Look", benchmark.EXAMPLES)
 _add(report.report, "Look", report.EXAMPLES)
 _add(predict.predict, "Use", predict.EXAMPLES)
+_add(pack.pack, "Deploy", pack.EXAMPLES)
+_add(run.run, "Deploy", run.EXAMPLES)
+_add(inspection.inspect, "Deploy", inspection.EXAMPLES)

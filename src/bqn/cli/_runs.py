@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -13,9 +14,17 @@ from bqn.data import DataError, Dataset, Split, load, split_validation
 from bqn.training import Run, load_data, load_run
 from bqn.training.folder import RunFolder
 from bqn.training.prepare import fingerprint
+from bqn.training.preprocessing import Preprocessing
 
 PARTS = ("test", "validation", "all")
 _MOST_NAMED = 5
+
+
+class Prepared(Protocol):
+    """What knows the form of its data: a run, or a packed file."""
+
+    @property
+    def preprocessing(self) -> Preprocessing: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +39,8 @@ class Judged:
         Labels are those of the run's classes.
     training : Split or None
         Examples that the run was trained on, where the data set has them.
+    validation : Split or None
+        Examples that chose its best epoch, likewise.
     """
 
     path: Path
@@ -38,6 +49,7 @@ class Judged:
     part: str
     examples: Split
     training: Split | None
+    validation: Split | None = None
 
     @property
     def name(self) -> str:
@@ -79,8 +91,9 @@ def judge(path: Path, device: torch.device, data: str | None, data_dir: Path | N
     if part == "validation":
         if validation is None:
             raise UsageError(f"{path} has no validation examples")
-        return Judged(path, run, dataset.name, part, validation, training)
-    return Judged(path, run, dataset.name, part, with_own_labels(path, run, dataset, dataset.test), training)
+        return Judged(path, run, dataset.name, part, validation, training, validation)
+    test = with_own_labels(path, run, dataset, dataset.test)
+    return Judged(path, run, dataset.name, part, test, training, validation)
 
 
 def _load_other(run: Run, data: str, data_dir: Path | None) -> Dataset:
@@ -119,7 +132,7 @@ def _require_same_data(path: Path, training: Split, validation: Split | None) ->
             )
 
 
-def require_like(path: Path, run: Run, dataset: Dataset) -> None:
+def require_like(path: Path, run: Prepared, dataset: Dataset) -> None:
     """Raise unless the examples are of the form that the run takes."""
     expected, pictures = run.preprocessing.input_shape, run.preprocessing.inputs is None
     if dataset.task != run.preprocessing.task:
@@ -134,7 +147,7 @@ def require_like(path: Path, run: Run, dataset: Dataset) -> None:
         )
 
 
-def with_own_labels(path: Path, run: Run, dataset: Dataset, split: Split) -> Split:
+def with_own_labels(path: Path, run: Prepared, dataset: Dataset, split: Split) -> Split:
     """The same examples with the labels that the run has for their classes; a class it does not know is an error."""
     classes = run.preprocessing.classes or tuple(map(str, range(run.preprocessing.outputs)))
     if dataset.task == "regression" or dataset.classes == classes:

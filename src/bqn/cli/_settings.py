@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from bqn.baselines import METHODS
 from bqn.levels import BINARY, QUATERNARY, TERNARY
 from bqn.training import ARCHITECTURES, TrainConfig
 from bqn.training.presets import BY_DATA, BY_MODEL
@@ -33,6 +35,9 @@ SETTINGS: Mapping[str, Setting] = {
     "task": Setting(DATA, "What your own file is for, {choices}; seen from its targets if not given", "TASK"),
     "validation_fraction": Setting(DATA, "Share of the training examples that choose the best epoch", "FRACTION"),
     "shift": Setting(DATA, "Augmentation: move images at random by up to so many pixels", "PIXELS"),
+    "method": Setting(
+        MODEL, "What is trained: {choices}; each has defaults of its own, those shown are of bqn", "NAME"
+    ),
     "model": Setting(MODEL, "Architecture: {choices}; mlp or regressor, as the task asks, if not given", "NAME"),
     "hidden": Setting(MODEL, "Units of the hidden layers", "N,N,…"),
     "channels": Setting(MODEL, "Channels of the convolutions", "N,N,…"),
@@ -41,12 +46,19 @@ SETTINGS: Mapping[str, Setting] = {
     "bias_levels": Setting(MODEL, "Values of biases, likewise; those of the weights if not given", "LEVELS"),
     "blocks": Setting(MODEL, "Residual blocks a stage", "N"),
     "init": Setting(MODEL, "How weights start: {choices}", "NAME"),
+    "weights": Setting(MODEL, "Weights of method ebp: {choices}; fixed is real with a variance of one", "NAME"),
+    "nonlinearity": Setting(MODEL, "Hidden units of method npn: {choices}", "NAME"),
+    "members": Setting(MODEL, "Networks of an ensemble", "N"),
+    "dropout": Setting(MODEL, "Share of units that dropout leaves out", "FRACTION"),
+    "prior_std": Setting(MODEL, "Standard deviation of a normal prior", "STD"),
+    "temperature": Setting(MODEL, "Of the relaxed draws of bayesbinn", "τ"),
     "epochs": Setting(OPTIMIZER, "Passes over the training examples", "N"),
     "batch_size": Setting(OPTIMIZER, "Examples a step", "N"),
-    "learning_rate": Setting(OPTIMIZER, "Adam's rate at the start", "RATE"),
+    "learning_rate": Setting(OPTIMIZER, "The optimizer's rate at the start", "RATE"),
     "lr_schedule": Setting(OPTIMIZER, "How the rate falls over the run: {choices}", "NAME"),
     "lr_decay": Setting(OPTIMIZER, "Factor an epoch of the exponential schedule", "FACTOR"),
-    "patience": Setting(OPTIMIZER, "Stop after so many epochs without a better validation NLL", "EPOCHS"),
+    "best_by": Setting(OPTIMIZER, "What the best epoch is best by, on validation examples: {choices}", "SCORE"),
+    "patience": Setting(OPTIMIZER, "Stop after so many epochs without a better one", "EPOCHS"),
     "lam": Setting(OBJECTIVE, "Weight λ of the KL; 1 is the textbook ELBO", "λ"),
     "lam_schedule": Setting(OBJECTIVE, "λ over the run: {choices} (from --lam to --lam-end)", "NAME"),
     "lam_end": Setting(OBJECTIVE, "Where a decay of λ ends", "λ"),
@@ -57,6 +69,7 @@ SETTINGS: Mapping[str, Setting] = {
     "batch_norm": Setting(SWITCHES, "Batch norm after each hidden layer"),
     "pool_first": Setting(SWITCHES, "Pooling before batch norm and sign"),
     "mixed_precision": Setting(SWITCHES, "Products in bfloat16, on CUDA only"),
+    "compile": Setting(SWITCHES, "Fuse the training step by torch's compiler, on CUDA only; for long runs"),
     "seed": Setting(MACHINE, "Decides starting weights, validation split, order and augmentation", "N"),
     "device": Setting(MACHINE, "auto, cpu, cuda or cuda:N; auto takes CUDA if there is one", "DEVICE"),
     "threads": Setting(MACHINE, "CPU threads; torch's own choice if not given", "N"),
@@ -86,7 +99,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 def _option(name: str, setting: Setting, kind: Any) -> Any:
     flag = name.replace("_", "-")
-    choices = tuple(ARCHITECTURES) if name == "model" else _choices(kind)
+    named = {"model": ARCHITECTURES, "method": METHODS}
+    choices = tuple(named[name]) if name in named else _choices(kind)
     default = "" if name == "model" else describe_default(name)
     text = f"{setting.help.format(choices=_alternatives(choices))}."
     return typer.Option(
@@ -135,6 +149,17 @@ def parse_numbers(text: str) -> Any:
         return text
 
 
+def parse_setting(name: str, text: str) -> Any:
+    """What a setting is to be, written as after its option; switches as true and false."""
+    kind = get_type_hints(TrainConfig).get(name)
+    if kind is not None and _is_sequence(kind):
+        return parse_numbers(text)
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
 def describe_default(name: str) -> str:
     """What a setting is where the user says nothing, by model and data where these matter."""
     field = next(each for each in fields(TrainConfig) if each.name == name)
@@ -143,6 +168,9 @@ def describe_default(name: str) -> str:
     for model, value in _by_model(name).items():
         if value != base:
             special.setdefault(describe_value(value), []).append(model)
+    for method, entry in METHODS.items():
+        if name in entry.options:
+            special.setdefault(describe_value(entry.options[name]), []).append(method)
     for data, values in BY_DATA.items():
         if name in values and (values[name] != base or special):  # the data have the last word
             special.setdefault(describe_value(values[name]), []).append(data)

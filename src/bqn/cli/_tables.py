@@ -41,12 +41,18 @@ REGRESSION = (
 )
 CLASSIFICATION_NOTES = (
     "NLL, its bound and entropies in nats; ECE over {bins} bins; entropy: mean of the predictions, epistemic: the part "
-    "that more data could remove; mc: {samples} sampled networks, map: the most probable one"
+    "that more data could remove"
 )
 REGRESSION_NOTES = (
     "log-likelihood in nats; RMSE and CRPS in units of the target; aleatoric, epistemic: variances from noise and from "
-    "doubt; in 50%: share of targets in that interval; mc: {samples} sampled networks, map: the most probable one"
+    "doubt; in 50%: share of targets in that interval"
 )
+_MEANINGS = {
+    "mc": "{samples} sampled networks",
+    "map": "the most probable one",
+    "members": "probabilities of all members, averaged",
+    "logits": "their logits, averaged",
+}
 
 
 def new_table(*heads: str, title: str | None = None) -> Table:
@@ -83,7 +89,9 @@ def notes_on(result: Mapping[str, Any]) -> str:
     """What the figures mean."""
     notes = REGRESSION_NOTES if columns_of(result) is REGRESSION else CLASSIFICATION_NOTES
     recalibrated = "; recal.: with batch norm statistics of their own" if "map_recalibrated" in result else ""
-    return f"{notes.format(**result['settings'])}{recalibrated}."
+    words = "".join(f"; {mode}: {text}" for mode, text in _MEANINGS.items() if mode in result)
+    tempered = "; T: with a temperature fitted on the validation examples" if "tempered" in result else ""
+    return f"{(notes + words).format(**result['settings'])}{recalibrated}{tempered}."
 
 
 def scores_table(result: Mapping[str, Any]) -> Table:
@@ -92,6 +100,8 @@ def scores_table(result: Mapping[str, Any]) -> Table:
     table = new_table("", *(column.head for column in columns))
     for mode in modes_of(result):
         table.add_row(short(mode), *(cell(result[mode].get(column.key), column.form) for column in columns))
+    for mode, scores in result.get("tempered", {}).items():
+        table.add_row(f"{short(mode)} T", *(cell(scores.get(column.key), column.form) for column in columns))
     return table
 
 
@@ -124,13 +134,14 @@ def corruptions_table(result: Mapping[str, Any]) -> Table:
     return table
 
 
-def ranked_table(names: Sequence[str], results: Sequence[Mapping[str, Any]], mode: str) -> Table:
-    """One row a run, the best figure of each column bold."""
+def ranked_table(names: Sequence[str], results: Sequence[Mapping[str, Any]], modes: Sequence[str], title: str) -> Table:
+    """One row a run, each in its mode, the best figure of each column bold."""
     columns = columns_of(results[0])
-    table = new_table(short(mode), *(column.head for column in columns))
-    best = [_best([result[mode].get(column.key) for result in results], column) for column in columns]
-    for name, result in zip(names, results, strict=True):
-        values = [result[mode].get(column.key) for column in columns]
+    table = new_table(title, *(column.head for column in columns))
+    scores = [result[mode] for result, mode in zip(results, modes, strict=True)]
+    best = [_best([given.get(column.key) for given in scores], column) for column in columns]
+    for name, given in zip(names, scores, strict=True):
+        values = [given.get(column.key) for column in columns]
         cells = [
             Text(cell(value, column.form), style="bold green" if value is not None and value == top else "")
             for value, column, top in zip(values, columns, best, strict=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -16,7 +16,7 @@ from bqn.cli._errors import UsageError
 from bqn.cli._options import AsJson, BatchSize, DataDir, Device, OtherData, Samples, Seed, choose_device
 from bqn.cli._runs import Judged, judge
 from bqn.cli._settings import describe_value
-from bqn.cli._tables import modes_of, new_table, notes_on, ranked_table
+from bqn.cli._tables import modes_of, new_table, notes_on, ranked_table, short
 from bqn.cli.evaluate import score
 from bqn.training import TrainConfig
 
@@ -53,8 +53,22 @@ def compare(
     if len({each.name for each in judged}) > 1:
         note("the runs are evaluated on different data, each on its own; --data gives all the same")
     settings = _differences(names, [each.run.config for each in judged])
-    tables = [ranked_table(names, results, mode) for mode in modes_of(results[0])]
-    show(settings, *tables, footnote(notes_on(results[0])))
+    show(settings, *_ranked(names, results), footnote(notes_on({**results[0], **_all_modes(results)})))
+
+
+def _ranked(names: list[str], results: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """A table for each mode that all runs have; before them one of their usual modes, where these differ."""
+    usual = [modes_of(result)[0] for result in results]
+    tables = []
+    if len(set(usual)) > 1:
+        of_modes = [f"{name} ({short(mode)})" for name, mode in zip(names, usual, strict=True)]
+        tables.append(ranked_table(of_modes, results, usual, "usual mode"))
+    shared = [mode for mode in modes_of(results[0]) if all(mode in result for result in results)]
+    return tables + [ranked_table(names, results, [mode] * len(results), short(mode)) for mode in shared]
+
+
+def _all_modes(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {mode: result[mode] for result in results for mode in modes_of(result)}
 
 
 def _require_one_task(judged: Sequence[Judged]) -> None:
@@ -73,7 +87,7 @@ def _differences(names: Sequence[str], configs: Sequence[TrainConfig]) -> Table:
     table.columns[1].justify, table.columns[1].no_wrap = "left", False
     settings = [field.name for field in fields(TrainConfig)]
     differing = {name for name in settings if len({getattr(config, name) for config in configs}) > 1}
-    told = [name for name in settings if name in {"data", "model", *differing}]
+    told = [name for name in settings if name in {"data", "method", "model", *differing}]
     for run, config in zip(names, configs, strict=True):
         words = [f"{name} {describe_value(getattr(config, name)) or 'none'}" for name in told]
         table.add_row(Text(run), Text(", ".join(words)))

@@ -53,6 +53,10 @@ def evaluate(
             help="Also: sampled and map networks with batch norm statistics of their own, from training data.",
         ),
     ] = False,
+    temper: Annotated[
+        bool,
+        typer.Option("--temper", metavar="", help="Also: with a temperature fitted on the run's validation examples."),
+    ] = False,
     samples: Samples = 5,
     seed: Seed = 0,
     bins: Annotated[int, typer.Option("--bins", metavar="N", min=1, help="Bins of the calibration error.")] = 15,
@@ -61,14 +65,16 @@ def evaluate(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a run in its three modes: analytic, by sampled networks (mc), by the most probable one (map).
+    """Evaluate a run in its modes: analytic, by sampled networks (mc), by the most probable one (map).
+
+    Runs of other methods have other modes; an ensemble averages the probabilities of its members, or their logits.
 
     In the JSON object, nll, bound and entropies are in nats, error and ece are fractions.
     """
     if part not in PARTS:
         raise UsageError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
     judged = judge(run, choose_device(device), data, data_dir, part)
-    _require_sense(judged, ood, corruptions, recalibrate)
+    _require_sense(judged, ood, corruptions, recalibrate, temper)
     outside = None if ood is None else _outside(judged, ood, data_dir)
     with working(f"evaluating {run} on {judged.name}"):
         result = score(
@@ -80,6 +86,7 @@ def evaluate(
             ood=outside,
             corruptions=corruptions,
             recalibrate_on=judged.training if recalibrate else None,
+            temper_on=judged.validation if temper else None,
         )
     if as_json:
         show_json(result)
@@ -102,18 +109,23 @@ def score(judged: Judged, **options: Any) -> dict[str, Any]:
         target_scale=run.preprocessing.target_scale,
         **options,
     )
-    about = {"run": str(judged.path), "model": run.config.model, "data": judged.data, "part": judged.part}
+    about = {"run": str(judged.path), "method": run.config.method, "model": run.config.model}
+    about |= {"data": judged.data, "part": judged.part}
     return {**about, "task": run.preprocessing.task, "classes": list(run.preprocessing.classes), **result}
 
 
-def _require_sense(judged: Judged, ood: str | None, corruptions: bool, recalibrate: bool) -> None:
+def _require_sense(judged: Judged, ood: str | None, corruptions: bool, recalibrate: bool, temper: bool) -> None:
     task, shape = judged.run.preprocessing.task, judged.run.preprocessing.input_shape
-    if task == "regression" and (ood is not None or corruptions):
-        raise UsageError(f"--ood and --corruptions are for classification, but {judged.path} is a run for {task}")
+    if task == "regression" and (ood is not None or corruptions or temper):
+        raise UsageError(
+            f"--ood, --corruptions and --temper are for classification, but {judged.path} is a run for {task}"
+        )
     if corruptions and len(shape) != 3:
         raise UsageError(f"--corruptions is for images, but {judged.path} takes {describe_shape(shape)}")
     if recalibrate and judged.training is None:
         raise UsageError("--recalibrate needs the run's own training data, leave --data out")
+    if temper and judged.validation is None:
+        raise UsageError(f"--temper needs validation examples of the run's own data, and {judged.path} has none here")
 
 
 def _outside(judged: Judged, name: str, data_dir: Path | None) -> Split:

@@ -9,9 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from bqn.nn._posterior import Posterior
+from bqn.nn._posterior import Weight
 
-Choose = Callable[[Posterior], Tensor]
+Choose = Callable[[Weight], Tensor]
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -55,17 +55,17 @@ def fix(module: M, choose: Choose) -> M:
 
     A posterior that is used in several places is chosen once.
     """
-    posteriors = {id(child): child for child in module.modules() if isinstance(child, Posterior)}
+    posteriors = {id(child): child for child in module.modules() if isinstance(child, Weight)}
     # The gaps spare a copy of the logits, which are the bulk of the network.
     gaps: dict[int, object] = {key: nn.Identity() for key in posteriors}
     clone = copy.deepcopy(module, gaps)
     chosen = {key: choose(posterior) for key, posterior in posteriors.items()}
     for name, original in module.named_modules():
-        target = clone.get_submodule(name) if not isinstance(original, Posterior) else None
+        target = clone.get_submodule(name) if not isinstance(original, Weight) else None
         if target is None:
             continue
         for child_name, child in original.named_children():
-            if isinstance(child, Posterior):
+            if isinstance(child, Weight):
                 delattr(target, child_name)
                 target.register_buffer(child_name, chosen[id(child)])
         if isinstance(target, Layer) and isinstance(original, Layer):

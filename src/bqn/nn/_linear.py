@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -85,7 +86,7 @@ class WeightedSum(Layer):
         if self.expected_shift is None:
             return result
         assert isinstance(result, Tensor)
-        return result - clt.per_unit(self._shift() - self.expected_shift, self.geometry)
+        return result - clt.per_unit(self._correction(), self.geometry)
 
     def _require_input(self, x: Belief) -> None:
         raise NotImplementedError
@@ -113,6 +114,20 @@ class WeightedSum(Layer):
         if self.bias is None:
             return shift
         return shift + (self.bias if isinstance(self.bias, Tensor) else self.bias.mean)
+
+    def _correction(self) -> Tensor:
+        """The shift that is taken out of the sums of drawn weights: one number per output unit.
+
+        It is rounded to a power of two that is small beside the sums, to 18 bits in float32. That is far below its
+        error, and leaves the shifted sums and the pools of up to 64 of them exact, so that integer inference
+        (`bqn.deploy`) can agree with this network bit by bit.
+        """
+        assert isinstance(self.weight, Tensor)
+        shift = self._shift() - self.expected_shift
+        largest = self.weight.abs().flatten(1).sum(-1).amax().clamp_min(1)
+        bits = max(8, round(-math.log2(torch.finfo(shift.dtype).eps)) - 5)
+        grid = largest / torch.frexp(largest).mantissa * 2.0**-bits  # a power of two, exactly
+        return (shift / grid).round() * grid
 
     def become_fixed(self, original: Layer) -> None:
         assert isinstance(original, WeightedSum)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from bqn.beliefs import Belief, Gaussian
 from bqn.checks import require_finite, require_floating, require_positive
 from bqn.nn._layer import Layer, move_towards
-from bqn.nn._posterior import Posterior
+from bqn.nn._posterior import Weight
 from bqn.nn._shapes import require_input
+from bqn.propagate.normalized_sign import Normalization, normalized_moments, statistics
 
 
 class _BatchNorm(Layer):
@@ -51,23 +52,16 @@ class _BatchNorm(Layer):
         if isinstance(x, Tensor):
             return self._normalize_tensor(x)
         batch_statistics = self.training and x.shape[0] > 0
-        momentum = self.momentum if batch_statistics else None
-        x = x.within_batch(momentum)
-        var = x.var
-        column = (1, -1, *(1 for _ in x.shape[2:]))
+        x = x.within_batch(self.momentum if batch_statistics else None)
+        mean, var = x.mean, x.var
         if batch_statistics:
-            others = [dim for dim in range(x.mean.dim()) if dim != 1]
-            scatter, centre = torch.var_mean(x.mean, others, correction=0)
-            total = scatter + var.mean(others)
-            self._update(centre, total, x.mean.numel() // self.num_features)
+            with torch.no_grad():
+                centre, total = statistics(mean.detach(), var.detach())
+                self._update(centre, total, mean.numel() // self.num_features)
         else:
             centre, total = self.running_mean, self.running_var
-        scale = (total + self.eps).rsqrt()
-        if self.weight is not None:
-            scale = scale * self.weight
-        shift = -centre * scale if self.bias is None else self.bias - centre * scale
-        mean = x.mean * scale.reshape(column) + shift.reshape(column)
-        return Gaussian.of(mean, var * scale.square().reshape(column))
+        source = Normalization(mean, var, centre, total + self.eps, self.weight, self.bias, batch_statistics)
+        return Gaussian.deferred(mean.shape, mean, lambda: normalized_moments(source, self.eps), origin=source)
 
     def _normalize_tensor(self, x: Tensor) -> Tensor:
         batch_statistics = self.training and x.shape[0] > 0
@@ -125,7 +119,7 @@ def recalibrate(qnn: nn.Module, x: Tensor, batch_size: int | None = None) -> nn.
         raise ValueError(f"x must hold at least two examples to estimate statistics from, got {x.shape[0]}")
     if batch_size is not None and batch_size < 2:
         raise ValueError(f"batch_size must be at least two, got {batch_size}")
-    if any(isinstance(module, Posterior) for module in qnn.modules()):
+    if any(isinstance(module, Weight) for module in qnn.modules()):
         raise ValueError("qnn must be a sampled or MAP network; this one still has posteriors")
     norms = [module for module in qnn.modules() if isinstance(module, _BatchNorm)]
     was_training = {module: module.training for module in norms}

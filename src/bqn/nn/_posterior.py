@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, cast
 
@@ -17,7 +18,35 @@ from bqn.levels import BINARY, Levels, as_levels, level_tensor
 DEFAULT_RHO = 0.54
 
 
-class Posterior(nn.Module):
+class Weight(nn.Module):
+    """What a layer knows about one of its weight tensors, and how it is learned.
+
+    A layer reads it through `belief_of`; `Network.sample` and `Network.mode` replace it by a plain tensor. Where the
+    belief is a tensor the layer is an ordinary one: so are built the networks that BQNs are compared with.
+    """
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the weight tensor."""
+        raise NotImplementedError
+
+    def belief(self) -> Belief:
+        raise NotImplementedError
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """One draw of the weights."""
+        raise NotImplementedError
+
+    def mode(self) -> Tensor:
+        """The most probable weights."""
+        raise NotImplementedError
+
+    def kl(self) -> Tensor:
+        """What the objective charges for these weights, in nats: a scalar."""
+        raise NotImplementedError
+
+
+class Posterior(Weight):
     """A learnable categorical distribution for every element of a weight tensor.
 
     Parameters
@@ -50,6 +79,7 @@ class Posterior(nn.Module):
         per_weight = None if log_prior.dim() == 1 else log_prior.to(torch.get_default_dtype())
         self.register_buffer("log_prior_per_weight", per_weight)
         self.uniform_prior = prior is None
+        self._shared: tuple[Categorical, Tensor] | None = None
 
     @property
     def levels(self) -> Tensor:
@@ -62,15 +92,20 @@ class Posterior(nn.Module):
         return self.logits.shape[:-1]
 
     def belief(self) -> Categorical:
-        return Categorical.of_logits(self.logits, self.level_values)
+        return Categorical.of_logits(self.logits, self.level_values) if self._shared is None else self._shared[0]
 
     def kl(self) -> Tensor:
         """KL(Q ‖ prior) in nats, summed over all weights: a scalar, in closed form."""
+        return self._belief_and_kl()[1] if self._shared is None else self._shared[1]
+
+    def _belief_and_kl(self) -> tuple[Categorical, Tensor]:
         if self.uniform_prior and len(self.level_values) == 2:
-            divergence: Tensor = _BinaryKL.apply(self.logits)  # type: ignore[no-untyped-call]
-            return divergence
+            tilt, divergence = _TiltAndKL.apply(self.logits)  # type: ignore[no-untyped-call]
+            return Categorical.of_logits(self.logits, self.level_values, tilt), divergence
         log_q = torch.log_softmax(self.logits, -1)
-        return (log_q.exp() * (log_q - self.log_prior)).sum()
+        probs = log_q.exp()
+        belief = Categorical.of(self.level_values, probs=probs, logits=self.logits)
+        return belief, (probs * (log_q - self.log_prior)).sum()
 
     @property
     def log_prior(self) -> Tensor:
@@ -125,35 +160,60 @@ class Posterior(nn.Module):
         return f"{tuple(self.shape)}, levels={self.level_values}"
 
 
-class _BinaryKL(torch.autograd.Function):
-    """KL from a uniform prior for two levels, from the log-odds o alone: log 2 - softplus(t) + t sigmoid(t), t = -|o|.
+@contextmanager
+def computed_once(module: nn.Module) -> Iterator[None]:
+    """Inside the block every posterior below `module` computes its belief and its KL once and together.
 
-    Its derivative by o is o sigmoid(o) sigmoid(-o). Written for few passes over the weights, of which there are many;
-    no softmax over pairs is formed.
+    For one evaluation of the objective: the weights must not change within the block.
+    """
+    posteriors = [child for child in module.modules() if isinstance(child, Posterior)]
+    try:
+        for posterior in posteriors:
+            posterior._shared = posterior._belief_and_kl()
+        yield
+    finally:
+        for posterior in posteriors:
+            posterior._shared = None
+
+
+class _TiltAndKL(torch.autograd.Function):
+    """For two levels and a uniform prior: the tilt m = P(upper) - P(lower) = tanh(o/2) of the log-odds o, and the KL.
+
+    The KL of a weight is log(1 + |m|) - |o| (1 - |m|) / 2, its derivative by o is o (1 - m²) / 4. Weights are many and
+    batches small, so on a CPU the passes over the weights are a good part of a training step: there are few of them.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(logits: Tensor) -> Tensor:
-        tail = (logits[..., 1] - logits[..., 0]).abs_().neg_()
+    def forward(logits: Tensor) -> tuple[Tensor, Tensor]:
+        odds = logits[..., 1] - logits[..., 0]
+        tilt = (0.5 * odds).tanh_()
+        size = tilt.abs()
         # Summed only after the subtraction: the terms nearly cancel where the posterior is close to the prior.
-        return (math.log(2) - nn.functional.softplus(tail)).addcmul(tail, torch.sigmoid(tail)).sum()
+        doubt = torch.rsub(size, 1).mul_(odds.abs_())
+        return tilt, size.log1p_().sub_(doubt, alpha=0.5).sum()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs, output[0])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Tensor:
-        (logits,) = ctx.saved_tensors
-        odds = logits[..., 1] - logits[..., 0]
-        return opposite_pair(torch.ops.aten.sigmoid_backward(odds, torch.sigmoid(odds)) * grads[0])
+    def backward(ctx: Any, *grads: Any) -> Tensor | None:
+        logits, tilt = ctx.saved_tensors
+        grad_tilt, grad_kl = grads
+        if grad_kl is None:
+            return None if grad_tilt is None else opposite_pair(torch.ops.aten.tanh_backward(grad_tilt, tilt).mul_(0.5))
+        inner = (logits[..., 1] - logits[..., 0]) * (0.25 * grad_kl)
+        if grad_tilt is not None:
+            inner = torch.add(inner, grad_tilt, alpha=0.5)
+        return opposite_pair(torch.ops.aten.tanh_backward(inner, tilt))
 
 
-def belief_of(weight: Posterior | Tensor | None) -> Belief | None:
+def belief_of(weight: Weight | Tensor | None) -> Belief | None:
     """What is known about a weight: its posterior's belief, or the tensor that a sampled network holds."""
-    return weight.belief() if isinstance(weight, Posterior) else weight
+    return weight.belief() if isinstance(weight, Weight) else weight
 
 
 def _log_prior(prior: Iterable[float] | Tensor | None, full_shape: tuple[int, ...]) -> Tensor:

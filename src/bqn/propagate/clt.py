@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
+from bqn.propagate import half
 from bqn.propagate.windows import output_size, windows
 
 
@@ -208,9 +209,10 @@ def batch_centre(mean: Tensor, kernel: tuple[int, ...], geometry: Geometry | Non
     For a matrix product `(in_features,)`. For a convolution `(in_channels, *kernel)`: the offsets of a kernel see
     different parts of the image, and the zeros of the padding count as what they are.
     """
+    wide = mean.dtype if mean.dtype == torch.float64 else torch.float32
     if geometry is None:
-        return mean.flatten(0, -2).mean(0)
-    read = windows(mean.mean(0), kernel, geometry.stride, geometry.padding, geometry.dilation)
+        return mean.flatten(0, -2).mean(0, dtype=wide)
+    read = windows(mean.mean(0, dtype=wide), kernel, geometry.stride, geometry.padding, geometry.dilation)
     return read.flatten(1, len(kernel)).mean(1).reshape(-1, *kernel)
 
 
@@ -225,6 +227,21 @@ def _moments_within_batch(
     noise = weight.var * centre
     constant = per_unit((noise * centre).flatten(1).sum(-1), geometry)
     return mean, (var - product(mean_of(x), 2 * noise, geometry) + constant).clamp_min(0)
+
+
+def _moments_in_working_precision(
+    x: Belief, weight: Categorical, bias: Tensor | None, geometry: Geometry | None, centre: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The moments, within the batch if a centre is given; in half precision inside `half.lowered` where safe."""
+    mean, square = mean_of(x), weight.constant_square
+    input_square = x.constant_square if isinstance(x, Categorical) else None
+    if square is not None and half.applies(geometry, mean) and (input_square is not None or isinstance(x, Tensor)):
+        result, var = half.moments(mean, weight.mean, centre, square, input_square, geometry)
+        return result if bias is None else result + per_unit(bias, geometry).to(result.dtype), var
+    x = half.raised(x, weight.dtype)
+    if centre is None:
+        return _moments(x, weight, bias, geometry)
+    return _moments_within_batch(x, weight, bias, geometry, centre)
 
 
 def _output_shape(x: Belief, weight: Categorical, geometry: Geometry | None) -> torch.Size:
@@ -257,13 +274,13 @@ def linear(
     bias_mean = None if bias is None else mean_of(bias)
 
     def total() -> tuple[Tensor, Tensor]:
-        result, var = _moments(x, weight, bias_mean, geometry)
+        result, var = _moments_in_working_precision(x, weight, bias_mean, geometry, None)
         bias_var = None if bias is None else var_of(bias)
         return result, var if bias_var is None else var + per_unit(bias_var, geometry)
 
     def within(momentum: float | None) -> tuple[Tensor, Tensor]:
         if centre is None:
             return total()
-        return _moments_within_batch(x, weight, bias_mean, geometry, centre(mean, momentum))
+        return _moments_in_working_precision(x, weight, bias_mean, geometry, centre(mean, momentum))
 
     return Gaussian.deferred(_output_shape(x, weight, geometry), mean, total, within)

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian
+from bqn.checks import may_look
 from bqn.levels import Levels, index_tensor, interval_index, level_tensor
+from bqn.propagate.normalized_sign import Normalization, normalized_sign
 
 _ROOT_HALF = math.sqrt(0.5)
 _SURE = 40.0  # standard deviations beyond which the normal distribution function is 0 or 1 in float64
@@ -20,7 +22,10 @@ def standardize(mean: Tensor, var: Tensor, threshold: float | Tensor = 0.0) -> T
     The floor on the variance keeps `var^-1.5`, which the gradient needs, inside the range of the dtype.
     """
     distance = mean - threshold if isinstance(threshold, Tensor) or threshold != 0 else mean
-    noisy = ~(var <= torch.finfo(var.dtype).tiny ** 0.5)  # so that a NaN stays a NaN
+    floor = torch.finfo(var.dtype).tiny ** 0.5
+    if may_look(var) and var.numel() and bool(var.amin() > floor):
+        return distance * var.rsqrt()
+    noisy = ~(var <= floor)  # so that a NaN stays a NaN
     score = distance * torch.where(noisy, var, 1.0).rsqrt()
     return torch.where(noisy, score, torch.where(distance >= 0, _SURE, -_SURE).to(score.dtype))
 
@@ -56,7 +61,10 @@ def _quantize_categorical(x: Categorical, levels: Levels, thresholds: Levels) ->
 def _quantize_gaussian(x: Gaussian, levels: Levels, thresholds: Levels) -> Categorical:
     if len(levels) == 2:
         # Only the mean is formed here: it is all that a following linear layer needs.
-        tilt = torch.erf(standardize(x.mean, x.var, thresholds[0]) * _ROOT_HALF)
+        if isinstance(x.origin, Normalization) and thresholds[0] == 0:
+            tilt = normalized_sign(x.origin)
+        else:
+            tilt = torch.erf(standardize(x.mean, x.var, thresholds[0]) * _ROOT_HALF)
         middle, half = 0.5 * (levels[1] + levels[0]), 0.5 * (levels[1] - levels[0])
         return Categorical.of(levels, mean=tilt if middle == 0 and half == 1 else middle + half * tilt)
     scores = [standardize(x.mean, x.var, threshold) for threshold in thresholds]

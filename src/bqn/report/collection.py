@@ -31,6 +31,7 @@ from bqn.report.contents import (
     Uncertainty,
 )
 from bqn.report.facts import describe, set_name
+from bqn.report.layout import modes_of
 from bqn.report.png import data_uri, thumbnail
 from bqn.training import Run
 from bqn.training.files import to_json
@@ -123,9 +124,9 @@ def _classification(
         mode: _uncertainty(given, metrics.wrong(given.probs, details.y), details.ood.get(mode))
         for mode, given in seen.items()
     }
-    galleries = _galleries(seen["analytic"], dataset.test, classes)
+    galleries = _galleries(seen[modes_of(seen)[0]], dataset.test, classes)
     if ood is not None:
-        galleries += (_outside_gallery(details.ood["analytic"], ood, classes),)
+        galleries += (_outside_gallery(details.ood[modes_of(seen)[0]], ood, classes),)
     corrupted = _corrupted(dataset.test.x) if "corruptions" in result else {}
     sharp = max(dataset.input_shape[-2:]) <= _SHARP
     return Classification(classes, uncertainty, galleries, corrupted, sharp, None if ood is None else set_name(ood))
@@ -261,7 +262,7 @@ def _regression(details: Details) -> Regression:
         mode: tuple((level, metrics.interval_coverage(given.means, given.variances, y, level)) for level in _LEVELS)
         for mode, given in seen.items()
     }
-    return Regression(fits, coverage, _surprises(seen["analytic"], y))
+    return Regression(fits, coverage, _surprises(seen[modes_of(seen)[0]], y))
 
 
 def _fit(given: Regressed, y: Tensor, output: int) -> Fit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bqn.report.contents import Classification, Example, Gallery
-from bqn.report.layout import certainty, figure, figures, section, table
+from bqn.report.layout import certainty, figure, figures, in_mode, section, table
 from bqn.report.markup import Markup, shorten, tag
 
 _NONE = tag("p", "There are none.", class_="nothing")
@@ -13,7 +13,9 @@ def examples(task: Classification) -> Markup:
     """All galleries, as pictures or, for tables of features, as lists."""
     pictures = all(example.picture for gallery in task.galleries for example in gallery.examples)
     parts = [_pictures(gallery) if pictures else _list(gallery) for gallery in task.galleries]
-    return section("examples", "Examples", parts if pictures else figures(parts), lead="In analytic mode.")
+    return section(
+        "examples", "Examples", parts if pictures else figures(parts), lead=f"In {in_mode(task.uncertainty)}."
+    )
 
 
 def _pictures(gallery: Gallery) -> Markup:

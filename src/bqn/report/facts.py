@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from bqn.baselines import METHODS
 from bqn.data import Dataset
 from bqn.network import Network
 from bqn.training import Run, TrainConfig
@@ -41,6 +42,8 @@ def set_name(dataset: Dataset) -> str:
 
 def _network(run: Run) -> str:
     config, parts = run.config, [run.config.model]
+    if config.method != "bqn":
+        parts.insert(0, f"{config.method} ({METHODS[config.method].what})")
     for name in ("channels", "hidden"):
         sizes = getattr(config, name)
         if sizes:
@@ -56,7 +59,7 @@ def _weights(net: Network) -> str:
     posteriors = [posterior for _, posterior in net.posteriors()]
     count = sum(posterior.shape.numel() for posterior in posteriors)
     if not count:
-        return "no quantized weights"
+        return f"{sum(parameter.numel() for parameter in net.parameters()):,} real numbers"
     bits = sum(posterior.shape.numel() * _bits(len(posterior.level_values)) for posterior in posteriors)
     kinds = sorted({posterior.level_values for posterior in posteriors}, key=lambda levels: (len(levels), levels))
     levels = " and ".join(f"{levels_text(kind)} ({_bits(len(kind))} bit)" for kind in kinds)

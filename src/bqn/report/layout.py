@@ -24,6 +24,8 @@ MODES: Mapping[str, Mode] = {
     "analytic": Mode("Analytic", "Analytic", "analytic", "circle", "One pass of beliefs, without sampling."),
     "mc": Mode("Monte Carlo", "MC", "mc", "square", "Networks drawn from the posterior; their predictions averaged."),
     "map": Mode("MAP", "MAP", "map", "triangle", "The one network whose weights are the most probable."),
+    "members": Mode("Members", "Members", "mc", "square", "The probabilities of all members, averaged."),
+    "logits": Mode("Logits", "Logits", "analytic", "circle", "The logits of all members, averaged."),
     "mc_recalibrated": Mode(
         "Monte Carlo, recalibrated",
         "MC recal.",
@@ -42,8 +44,14 @@ MODES: Mapping[str, Mode] = {
 
 
 def modes_of(result: Mapping[str, object]) -> list[str]:
-    """The modes that an evaluation, or a part of it, has."""
-    return [mode for mode in MODES if mode in result]
+    """The modes that an evaluation, or a part of it, has: the usual one first."""
+    return [mode for mode in result if mode in MODES]
+
+
+def in_mode(result: Mapping[str, object]) -> str:
+    """What single figures were found in, as words: "analytic mode", "MC mode"."""
+    name = MODES[modes_of(result)[0]].short
+    return f"{name if name.isupper() else name.lower()} mode"
 
 
 def section(anchor: str, title: str, *content: Child, lead: str | None = None) -> Markup:

@@ -9,7 +9,7 @@ from bqn.report.axis import Axis
 from bqn.report.chart import WIDTH, Chart, Point, canvas, legend
 from bqn.report.contents import PosteriorSummary, ReportData
 from bqn.report.facts import levels_text
-from bqn.report.layout import figure, figures, section, short
+from bqn.report.layout import figure, figures, in_mode, section, short
 from bqn.report.markup import Markup, number, tag
 
 _COLUMNS = 3
@@ -38,15 +38,15 @@ def learning(page: ReportData) -> Markup:
                 [("train", "training, bound", "square")]
                 + ([("validation", "validation, predictive", "circle")] if validation else [])
             ),
-            note="Training: the bound as the examples passed. Validation: the analytic prediction after the epoch.",
+            note="Training: the bound as the examples passed. Validation: the prediction after the epoch.",
         )
     ]
     if error:
         chart = _curves("wrong", {"validation": error}, best, percent=True)
-        parts.append(figure("Validation error", chart, note="Of the analytic prediction after the epoch."))
+        parts.append(figure("Validation error", chart, note=f"In {in_mode(page.result)}, after the epoch."))
     if rmse:
         chart = _curves("units of the target", {"validation": rmse}, best)
-        parts.append(figure("Validation RMSE", chart, note="Of the analytic prediction after the epoch."))
+        parts.append(figure("Validation RMSE", chart, note=f"In {in_mode(page.result)}, after the epoch."))
     parts.append(
         figure(
             "KL to the prior",

@@ -16,6 +16,7 @@ from bqn.report.layout import (
     figure,
     figures,
     fixed,
+    in_mode,
     modes_of,
     percent,
     section,
@@ -27,7 +28,7 @@ from bqn.report.markup import Markup, tag
 def predictions(task: Regression) -> Markup:
     """Predictions, residuals and coverage: figures for one mode at a time, and the coverage of all."""
     modes = modes_of(task.fits)
-    outputs = len(task.fits["analytic"])
+    outputs = len(task.fits[modes[0]])
     parts: list[Markup] = []
     for output in range(outputs):
         suffix = f", output {output + 1}" if outputs > 1 else ""
@@ -41,7 +42,7 @@ def predictions(task: Regression) -> Markup:
 
 def _surprises(task: Regression) -> Markup:
     """The test examples furthest from their prediction, as a table."""
-    several = len(task.fits["analytic"]) > 1
+    several = len(task.fits[modes_of(task.fits)[0]]) > 1
     numbers = [(entry.target, entry.mean, entry.deviation) for entry in task.surprises]
     decimals = min(decimals_for([deviation for _, _, deviation in numbers]), 4)
     rows = [
@@ -55,7 +56,8 @@ def _surprises(task: Regression) -> Markup:
     ]
     title = "Largest surprises"
     listed = table(["Row", "True", "Predicted", "Off by"], rows, title, "listed")
-    note = "The test examples that are the most standard deviations from their prediction, in analytic mode."
+    mode = in_mode(task.fits)
+    note = f"The test examples that are the most standard deviations from their prediction, in {mode}."
     return tag("div", figure(title, listed, note=note), class_="broad")
 
 
@@ -112,8 +114,8 @@ def _normal(value: float) -> float:
 def _coverage(task: Regression, modes: Sequence[str]) -> Markup:
     x = Axis("probability of the interval", 0, 1, percent=True)
     y = Axis("share of targets within", 0, 1, percent=True)
-    analytic = ", ".join(f"{percent(level, 0)}: {percent(share, 0)}" for level, share in task.coverage["analytic"])
-    chart = Chart(x, y, f"Interval coverage in analytic mode: {analytic}", height=280)
+    shares = ", ".join(f"{percent(level, 0)}: {percent(share, 0)}" for level, share in task.coverage[modes[0]])
+    chart = Chart(x, y, f"Interval coverage in {in_mode(task.coverage)}: {shares}", height=280)
     chart.line([(0, 0), (1, 1)], "ideal")
     for mode in modes:
         chart.line([(0.0, 0.0), *task.coverage[mode], (1.0, 1.0)], MODES[mode].style)

@@ -14,6 +14,7 @@ from bqn.report.layout import (
     definitions,
     details,
     fixed,
+    in_mode,
     modes_of,
     percent,
     section,
@@ -91,7 +92,7 @@ def summary(page: ReportData) -> Markup:
             rows.append([f"Told apart from {page.task.outside} {title}"])
             rows += _rows(DETECTION, modes, _detection(page.result["ood"], source))
         meanings += [(score.name, score.meaning) for score in DETECTION]
-    tiles = _classification_tiles(page) if classification else _regression_tiles(page.result["analytic"])
+    tiles = _classification_tiles(page) if classification else _regression_tiles(page.result[modes[0]])
     return section(
         "summary",
         "Summary",
@@ -140,7 +141,8 @@ def _tile(name: str, value: str, note: str) -> Markup:
 
 
 def _classification_tiles(page: ReportData) -> list[Markup]:
-    scores, settings = page.result["analytic"], page.result["settings"]
+    mode = modes_of(page.result)[0]
+    scores, settings = page.result[mode], page.result["settings"]
     mistakes = round(scores["error"] * settings["examples"])
     tiles = [
         _tile("Error", percent(scores["error"]), f"{mistakes:,} of {settings['examples']:,} wrong"),
@@ -149,7 +151,7 @@ def _classification_tiles(page: ReportData) -> list[Markup]:
         _tile("Brier", short(scores["brier"]), "0 is perfect, 2 the worst"),
     ]
     if "ood" in page.result:
-        detection = page.result["ood"]["analytic"]["entropy"]
+        detection = page.result["ood"][mode]["entropy"]
         tiles.append(_tile("OOD AUROC", percent(detection["auroc"]), "by entropy; 50\u00a0% is chance"))
     return tiles
 
@@ -164,22 +166,23 @@ def _regression_tiles(scores: Mapping[str, float]) -> list[Markup]:
 
 
 def _verdict(page: ReportData) -> str:
-    scores = page.result["analytic"]
+    scores, mode = page.result[modes_of(page.result)[0]], in_mode(page.result)
     if isinstance(page.task, Classification):
         return (
-            f"In analytic mode {percent(scores['error'])} of the test examples are classified wrongly. Confidence and "
+            f"In {mode} {percent(scores['error'])} of the test examples are classified wrongly. Confidence and "
             f"accuracy are {fixed(100 * scores['ece'], 2)} percentage points apart on average; all in all the network "
             f"is {_self_assurance(page)}."
         )
     return (
-        f"In analytic mode predictions are off by {short(scores['rmse'])} (root mean square). Intervals that should "
+        f"In {mode} predictions are off by {short(scores['rmse'])} (root mean square). Intervals that should "
         f"hold 90\u00a0% of the test targets hold {percent(scores['coverage_90'], 1)}."
     )
 
 
 def _self_assurance(page: ReportData) -> str:
     """Whether confidence is above or below accuracy, if the test examples are enough to tell."""
-    bins, error = page.result["curves"]["analytic"]["reliability"], page.result["analytic"]["error"]
+    mode = modes_of(page.result)[0]
+    bins, error = page.result["curves"][mode]["reliability"], page.result[mode]["error"]
     filled = [pair for pair in zip(bins["confidence"], bins["examples"], strict=True) if pair[1]]
     examples = sum(count for _, count in filled)
     gap = sum(confidence * count for confidence, count in filled) / examples - (1 - error)

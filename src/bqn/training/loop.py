@@ -11,19 +11,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bqn.beliefs import Gaussian, mean_of, var_of
 from bqn.data import Split, augment, to_input
 from bqn.heads import GaussianHead
 from bqn.network import Network
-from bqn.objective import ElboTerms, combine
+from bqn.objective import ElboTerms
+from bqn.propagate import half
 from bqn.training.checkpoint import Moment
 from bqn.training.config import TrainConfig
 from bqn.training.errors import CheckpointError, DivergedError
 from bqn.training.folder import RunFolder
+from bqn.training.graph import Recording, can_record
 from bqn.training.guard import Cause, find_cause, health
 from bqn.training.prepare import count_outputs, fingerprint, prepare, require_fitting
 from bqn.training.preprocessing import Preprocessing
-from bqn.training.records import EpochRecord, History, best_epoch
+from bqn.training.records import EpochRecord, History
 from bqn.training.schedules import kl_weight, learning_rate
 from bqn.training.state import TrainingState
 from bqn.training.surroundings import surroundings
@@ -99,9 +100,12 @@ class Trainer:
         self.steps = -(-len(train) // config.batch_size)
         self._checkpoint_every = config.checkpoint_every or self.steps
         self.learning_rate, self.lam = learning_rate(config), kl_weight(config)
-        optimizer = torch.optim.Adam(net.parameters(), lr=config.learning_rate, fused=True)
-        self.state = TrainingState(net, optimizer, config.seed, device)
+        optimizer = net.make_optimizer(config.learning_rate)
+        self.state = TrainingState(net, optimizer, config.seed, device, config.best_by)
         self.folder: RunFolder | None = None
+        self.recording: Recording | None = None
+        self._recorded_terms = torch.compile(net.elbo_terms, dynamic=False) if config.compile else net.elbo_terms
+        self._recorded_epoch: int | None = None
 
     def keep_in(self, folder: RunFolder) -> None:
         """Begin a run folder."""
@@ -140,10 +144,10 @@ class Trainer:
 
     def history(self) -> History:
         records = tuple(self.state.records)
-        return History(records, best_epoch(records), self._finished() and len(records) < self.config.epochs)
+        return History(records, self.state.best_epoch(), self._finished() and len(records) < self.config.epochs)
 
     def _finished(self) -> bool:
-        best, patience = best_epoch(self.state.records), self.config.patience
+        best, patience = self.state.best_epoch(), self.config.patience
         out_of_patience = patience is not None and best is not None and self.state.epoch - best >= patience
         return out_of_patience or self.state.epoch >= self.config.epochs
 
@@ -164,7 +168,7 @@ class Trainer:
         self._save()
         if self.folder is not None:
             self.folder.write_history(self.history())
-            if best_epoch(state.records) in (None, record.epoch):
+            if state.best_epoch() in (None, record.epoch):
                 self.folder.write_best(self.net)
         return record
 
@@ -191,11 +195,24 @@ class Trainer:
         ahead = batches[start : start + count]
         if count > 1:
             before = _copied(self._moment())
-            if bool(torch.isfinite(torch.stack([self._step(batch) for batch in ahead])).all()):
+            if bool(torch.isfinite(self._steps(start, ahead)).all()):
                 return
+            self.recording = None  # it knows tensors that are replaced now
             self.state.restore(before, "the state a few steps ago")
         for batch in ahead:
             self._careful_step(batch)
+
+    def _steps(self, start: int, ahead: tuple[Tensor, ...]) -> Tensor:
+        """Several steps without a look in between; a number that is finite if all went well."""
+        if not can_record(self):
+            return torch.stack([self._step(batch) for batch in ahead])
+        if self.recording is None:
+            self.recording = Recording([self])
+            self._recorded_epoch = None
+        if self._recorded_epoch != self.state.epoch:
+            self.recording.begin_epoch([self.state.draw_order(len(self.x))])
+            self._recorded_epoch = self.state.epoch
+        return self.recording.advance(start, len(ahead))[0]
 
     def _step(self, batch: Tensor) -> Tensor:
         terms, healthy = self._gradients(batch)
@@ -214,7 +231,7 @@ class Trainer:
 
         def forward() -> ElboTerms:
             undo()
-            return self._terms(batch)
+            return self.terms(batch)
 
         terms, healthy = self._gradients(batch)
         if not bool(torch.isfinite(healthy)):
@@ -224,7 +241,7 @@ class Trainer:
         self._update(terms)
 
     def _gradients(self, batch: Tensor) -> tuple[ElboTerms, Tensor]:
-        terms = self._terms(batch)
+        terms = self.terms(batch)
         self.state.optimizer.zero_grad()
         (-terms.value).backward()
         return terms, health(terms.value, self.net.parameters())
@@ -240,19 +257,19 @@ class Trainer:
         """Epochs gone by, the current one in part."""
         return self.state.epoch + self.state.position / self.steps
 
-    def _terms(self, batch: Tensor) -> ElboTerms:
-        x, y = self.x[batch], self.y[batch]
+    def terms(self, batch: Tensor, lam: Tensor | None = None) -> ElboTerms:
+        """The objective on a batch, with the λ of the present moment; or, to be recorded, with a λ on the device."""
+        rows = self.net.choose_examples(batch, len(self.x))
+        x, y = self.x[rows], self.y[rows]
         if self.config.shift or self.config.flip:
-            x = augment(x, self.config.shift, self.config.flip, self.state.augmentation)
-        mixed = torch.autocast("cuda", torch.bfloat16) if self.config.mixed_precision else nullcontext()
-        with mixed:
-            belief = self.net(to_input(x))
-            if self.config.mixed_precision:  # bounds and likelihoods need the digits that bfloat16 lacks
-                mean, var = mean_of(belief), var_of(belief)
-                belief = mean.float() if var is None else Gaussian.of(mean.float(), var.float())
+            images = augment(x.flatten(0, rows.dim() - 1), self.config.shift, self.config.flip, self.state.augmentation)
+            x = images.reshape(x.shape)
+        mixed = half.lowered() if self.config.mixed_precision else nullcontext()
         bound = {} if isinstance(self.net.head, GaussianHead) else {"bound": self.config.bound}
-        log_likelihoods = self.net.head.log_likelihood(belief, y, validate=False, **bound)
-        return combine(log_likelihoods, self.net.kl(), len(self.x), self.lam(self._time()))
+        with mixed:
+            if lam is not None:
+                return self._recorded_terms(to_input(x), y, len(self.x), lam, **bound)
+            return self.net.elbo_terms(to_input(x), y, len(self.x), self.lam(self._time()), **bound)
 
     def _score(self, started: float) -> EpochRecord:
         state, config = self.state, self.config

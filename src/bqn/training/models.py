@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bqn import models
+from bqn.baselines import METHODS, Plan
 from bqn.levels import BINARY
 from bqn.network import Network
 from bqn.training.errors import ConfigError
@@ -80,13 +81,27 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "vgg": Architecture("classification", _vgg, {"channels": (128, 256, 512), "hidden": (1024,), **_QUANTIZED}),
     "resnet": Architecture("classification", _resnet, {"channels": (64, 128, 256), "blocks": 2, **_QUANTIZED}),
-    "regressor": Architecture("regression", _regressor, {"hidden": (50,), "bias_levels": None, **_QUANTIZED}),
+    "regressor": Architecture(
+        "regression", _regressor, {"hidden": (50,), "bias_levels": None, "batch_norm": False, **_QUANTIZED}
+    ),
 }
 
 
+def method_option_names() -> frozenset[str]:
+    """All options that any method has of its own."""
+    return frozenset(name for method in METHODS.values() for name in method.options)
+
+
 def option_names() -> frozenset[str]:
-    """All options that any architecture takes."""
-    return frozenset(name for architecture in ARCHITECTURES.values() for name in architecture.options)
+    """All options that any architecture or method takes."""
+    return method_option_names() | {name for architecture in ARCHITECTURES.values() for name in architecture.options}
+
+
+def options_of(method: str, model: str) -> dict[str, Any]:
+    """The options of a method on an architecture, each with its default."""
+    heeded = METHODS[method].model_options
+    of_model = {name: value for name, value in ARCHITECTURES[model].options.items() if name in heeded}
+    return {**of_model, **METHODS[method].options}
 
 
 def build_model(config: TrainConfig, input_shape: Shape, outputs: int) -> Network:
@@ -100,7 +115,13 @@ def build_model(config: TrainConfig, input_shape: Shape, outputs: int) -> Networ
         Classes, or columns of a regression target.
     """
     architecture = ARCHITECTURES[config.model]
-    options = {name: getattr(config, name) for name in architecture.options}
+    options = {name: getattr(config, name) for name in options_of(config.method, config.model)}
+    shape = tuple(input_shape)
+
+    def blank() -> Network:
+        own = {name: options.get(name, default) for name, default in architecture.options.items()}
+        return architecture.build(shape, outputs, **own)
+
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)
-        return architecture.build(tuple(input_shape), outputs, **options)
+        return METHODS[config.method].build(Plan(config.model, shape, outputs, config.seed, options, blank))

@@ -79,7 +79,8 @@ class History:
     ----------
     records : tuple of EpochRecord
     best_epoch : int or None
-        The epoch of the lowest validation NLL, counted from 1; None before the first, or without validation data.
+        The epoch of the lowest validation NLL, or error if that is what counts, from 1; None before the first, or
+        without validation data.
     stopped_early : bool
         Whether the run ended because the validation NLL no longer fell.
     """
@@ -97,10 +98,20 @@ class History:
         return "".join(f"{to_json(record.to_dict())}\n" for record in self.records)
 
 
-def best_epoch(records: Sequence[EpochRecord]) -> int | None:
-    """The epoch with the lowest validation NLL, the first of equals; None without validation."""
-    scores = [record.validation_nll for record in records if record.validation_nll is not None]
+def best_epoch(records: Sequence[EpochRecord], by: str = "nll") -> int | None:
+    """The epoch with the lowest validation NLL, the first of equals; None without validation.
+
+    With `by="error"` that of the lowest error, or root mean squared error, and of the lowest NLL among equals.
+    """
+    scores = [(_score(record, by), record.validation_nll) for record in records if record.validation_nll is not None]
     return 1 + scores.index(min(scores)) if scores else None
+
+
+def _score(record: EpochRecord, by: str) -> float:
+    scores: list[float | None] = [record.validation_nll]
+    if by == "error":
+        scores = [record.validation_error, record.validation_rmse, *scores]
+    return next(score for score in scores if score is not None)
 
 
 def parse_records(values: object, source: str) -> tuple[EpochRecord, ...]:

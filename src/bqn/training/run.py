@@ -42,7 +42,7 @@ class Run:
     preprocessing: Preprocessing
 
     def predict(
-        self, x: Tensor, mode: str = "analytic", samples: int = 5, generator: torch.Generator | None = None
+        self, x: Tensor, mode: str | None = None, samples: int = 5, generator: torch.Generator | None = None
     ) -> Prediction:
         """Predictions for examples as stored, `(N, *input_shape)`: probabilities, or moments in the units of the data.
 
@@ -152,7 +152,7 @@ def load_run(path: str | Path, *, net: Network | None = None, device: str = "cpu
         except (FileNotFoundError, ValueError) as error:
             raise CheckpointError(f"{folder.path} has no checkpoint and no usable weights: {error}") from None
         records = parse_lines(read_text(folder.history), str(folder.history))
-    best, patience = best_epoch(records), config.patience
+    best, patience = best_epoch(records, config.best_by), config.patience
     early = (
         patience is not None and best is not None and len(records) < config.epochs and len(records) - best >= patience
     )

@@ -33,11 +33,13 @@ class TrainingState:
         Time spent on the epoch so far, in all processes that worked on it.
     records : list of EpochRecord
     best : dict of Tensor, or None
-        The weights of the epoch with the lowest validation NLL.
+        The weights of the best epoch.
     """
 
-    def __init__(self, net: Network, optimizer: torch.optim.Optimizer, seed: int, device: torch.device) -> None:
-        self.net, self.optimizer, self.device = net, optimizer, device
+    def __init__(
+        self, net: Network, optimizer: torch.optim.Optimizer, seed: int, device: torch.device, best_by: str = "nll"
+    ) -> None:
+        self.net, self.optimizer, self.device, self._best_by = net, optimizer, device, best_by
         seeds = torch.randint(2**63 - 1, (3,), generator=torch.Generator().manual_seed(seed)).tolist()
         self.order = torch.Generator().manual_seed(seeds[0])
         self.augmentation = torch.Generator(device).manual_seed(seeds[1])
@@ -59,11 +61,15 @@ class TrainingState:
     def end_epoch(self, record: EpochRecord) -> None:
         """Put the record down and turn to the next epoch. Keeps the weights if no epoch was better."""
         self.records.append(record)
-        if best_epoch(self.records) == record.epoch:
+        if self.best_epoch() == record.epoch:
             self.best = {name: tensor.detach().clone() for name, tensor in self.net.state_dict().items()}
         self.epoch, self.position, self.seconds = self.epoch + 1, 0, 0.0
         self.term_sums.zero_()
         self._order_at_start = self.order.get_state()
+
+    def best_epoch(self) -> int | None:
+        """The best epoch so far by its validation scores; None without."""
+        return best_epoch(self.records, self._best_by)
 
     def generator_states(self) -> dict[str, Tensor]:
         """The generators that a step may use."""
@@ -84,7 +90,7 @@ class TrainingState:
         tensors |= {f"best/{name}": tensor for name, tensor in (self.best or {}).items()}
         for name, parameter in self.net.named_parameters():
             held = self.optimizer.state.get(parameter, {})
-            tensors |= {f"optimizer/{name}/{key}": held[key] for key in _ADAM if key in held}
+            tensors |= {f"optimizer/{name}/{key}": held[key] for key in _held(self.optimizer, parameter) if key in held}
         tensors |= {f"generator/{name}": value for name, value in self.generator_states().items()}
         tensors["generator/order"] = self._order_at_start
         tensors["term_sums"] = self.term_sums
@@ -100,7 +106,7 @@ class TrainingState:
         """Return to a moment of a run of the same network, or say why it is none and leave the network as it is."""
         epoch, position, seconds, records = _read_facts(moment.facts, source)
         model = _part(moment.tensors, "model/")
-        best = _part(moment.tensors, "best/") if best_epoch(records) is not None else None
+        best = _part(moment.tensors, "best/") if best_epoch(records, self._best_by) is not None else None
         for weights in (model, best):
             if weights is not None:
                 require_weights(self.net, weights, source)
@@ -123,21 +129,34 @@ class TrainingState:
 
     def _optimizer_state(self, held: dict[str, Tensor], source: str) -> dict[str, Any]:
         state: dict[int, dict[str, Tensor]] = {}
-        for index, (name, parameter) in enumerate(self.net.named_parameters()):
-            entry = {key: held.pop(f"{name}/{key}") for key in _ADAM if f"{name}/{key}" in held}
+        groups = self.optimizer.param_groups
+        places = {
+            id(parameter): place for place, parameter in enumerate(p for group in groups for p in group["params"])
+        }
+        for name, parameter in self.net.named_parameters():
+            names = _held(self.optimizer, parameter)
+            entry = {key: held.pop(f"{name}/{key}") for key in names if f"{name}/{key}" in held}
             if not entry:
                 continue
             shapes = {key: tensor.shape for key, tensor in entry.items()}
-            if shapes != {"step": torch.Size(()), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
+            if shapes != {key: torch.Size(()) if key == "step" else parameter.shape for key in names}:
                 raise CheckpointError(f"{source}: the optimizer's state of {name} does not fit this network")
             if not all(bool(torch.isfinite(tensor).all()) for tensor in entry.values()):
                 raise CheckpointError(f"{source}: the optimizer's state of {name} is not finite")
             # In the memory layout of the parameter: a fused step runs over the memory of both side by side.
-            moments = {key: torch.empty_like(parameter).copy_(entry[key]) for key in _ADAM[1:]}
-            state[index] = {"step": entry["step"].clone(), **moments}
+            state[places[id(parameter)]] = {
+                key: tensor.clone() if key == "step" else torch.empty_like(parameter).copy_(tensor)
+                for key, tensor in entry.items()
+            }
         if held:
             raise CheckpointError(f"{source}: the optimizer has state for {sorted(held)[0]}, which this network lacks")
         return {"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]}
+
+
+def _held(optimizer: torch.optim.Optimizer, parameter: Tensor) -> tuple[str, ...]:
+    """What the optimizer keeps for a parameter: a scalar called "step", everything else of the parameter's shape."""
+    names = getattr(optimizer, "state_names", None)  # of an optimizer that is not Adam: see `bqn.baselines`
+    return _ADAM if names is None else names(parameter)
 
 
 def require_weights(net: Network, weights: dict[str, Tensor], source: str) -> None:

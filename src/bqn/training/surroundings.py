@@ -13,16 +13,22 @@ from bqn.training.errors import ConfigError
 
 @contextmanager
 def surroundings(config: TrainConfig) -> Iterator[torch.device]:
-    """The device; the number of threads and torch's own generators, both restored afterwards."""
+    """The device; the number of threads, the precision of products and torch's own generators, restored afterwards.
+
+    On a GPU products of float32 numbers are made in TF32, as convolutions are by torch's default.
+    """
     device = find_device(config)
-    threads = torch.get_num_threads()
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield device
     finally:
         torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
 
 
 def find_device(config: TrainConfig) -> torch.device:
@@ -39,6 +45,7 @@ def find_device(config: TrainConfig) -> torch.device:
         if (device.index or 0) >= count:
             raise ConfigError(f"device: {config.device} is not there, torch sees {count} CUDA devices")
         return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-    if config.mixed_precision:
-        raise ConfigError(f"mixed_precision needs a CUDA device, got {name}")
+    for setting in ("mixed_precision", "compile"):
+        if getattr(config, setting):
+            raise ConfigError(f"{setting} needs a CUDA device, got {name}")
     return device

@@ -26,7 +26,7 @@ class Scores(NamedTuple):
 
 
 def validate(net: Network, x: Tensor, y: Tensor, preprocessing: Preprocessing, batch_size: int = BATCH) -> Scores:
-    """Score the analytic predictions for prepared examples.
+    """Score the predictions for prepared examples, in the first of the network's modes.
 
     Parameters
     ----------
@@ -35,7 +35,8 @@ def validate(net: Network, x: Tensor, y: Tensor, preprocessing: Preprocessing, b
     y : Tensor, labels `(N,)` or standardized targets `(N, out)`
     preprocessing : how to return to the units of the data
     """
-    predictions = [net.predict(to_input(part)) for part in x.split(batch_size)]
+    generator = torch.Generator(x.device).manual_seed(0)  # for modes that draw: training must not notice
+    predictions = [net.predict(to_input(part), generator=generator) for part in x.split(batch_size)]
     if preprocessing.targets is None:
         probs = torch.cat([part for part in predictions if isinstance(part, Tensor)])
         return Scores(metrics.nll(probs, y), metrics.error(probs, y), None)

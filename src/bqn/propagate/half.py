@@ -1,0 +1,217 @@
+"""Moments of a sum in half precision, for mixed-precision training.
+
+With float32 the variance may be formed as a difference of two large numbers; with bfloat16 nothing would be left of it.
+For weights ±a of mean M and variance V = a² - M², and inputs of mean μ and variance ν, it is formed as
+
+    var = a² Σ ν + V μ²
+
+where every term is positive, so that its relative error is that of bfloat16, under one percent. The sum of ν needs no
+product: it is a sum over channels and over the window. Batch norm's question for the noise within the batch adds
+-2 V c μ, which rides along as more input channels, and the constant V c². Products accumulate in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bqn.beliefs import Belief, Categorical, Gaussian
+
+if TYPE_CHECKING:
+    from bqn.propagate.clt import Geometry
+
+
+_LOW = (torch.bfloat16, torch.float16)
+_lowered_to: torch.dtype | None = None
+
+
+@contextmanager
+def lowered(dtype: torch.dtype = torch.bfloat16) -> Iterator[None]:
+    """Products in `dtype` inside the block, where that is safe. `torch.autocast` would lower the rest too."""
+    global _lowered_to
+    if dtype not in _LOW:
+        raise ValueError(f"dtype must be torch.bfloat16 or torch.float16, got {dtype}")
+    before, _lowered_to = _lowered_to, dtype
+    try:
+        yield
+    finally:
+        _lowered_to = before
+
+
+def working_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype of products inside `lowered`, else the tensor's own."""
+    return tensor.dtype if _lowered_to is None or tensor.dtype == torch.float64 else _lowered_to
+
+
+def raised(x: Belief, dtype: torch.dtype) -> Belief:
+    """The belief in the precision of the weights, where it was lowered."""
+    if x.dtype == dtype or x.dtype not in _LOW:
+        return x
+    if isinstance(x, Tensor):
+        return x.to(dtype)
+    if isinstance(x, Categorical):
+        if len(x.level_values) == 2:
+            return Categorical.of(x.level_values, mean=x.mean.to(dtype))
+        return Categorical.of(x.level_values, probs=x.probs.to(dtype))
+    return Gaussian.of(x.mean.to(dtype), x.var.to(dtype))
+
+
+def applies(geometry: Geometry | None, x: Tensor) -> bool:
+    """Whether products of this kind are done in half precision here.
+
+    Inputs of few channels, such as images, stay in full precision: they cost little, and cancel most.
+    """
+    if working_dtype(x) not in _LOW:
+        return False
+    if geometry is None:
+        return x.dim() == 2
+    return len(geometry.stride) == 2 and geometry.groups == 1 and geometry.dilation == (1, 1) and x.shape[1] >= 16
+
+
+def moments(
+    x: Tensor, weight: Tensor, centre: Tensor | None, weight_square: float, input_square: float | None,
+    geometry: Geometry | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Mean and variance of `weight · x`, both of the working dtype.
+
+    Parameters
+    ----------
+    x : Tensor `(N, in_features)` or `(N, C, H, W)`, mean of the inputs
+    weight : Tensor `(O, in_features)` or `(O, C, *kernel)` in float32, mean of the weights
+    centre : Tensor like one row of the weight, or None
+        The centre that the inputs of a batch have in common.
+    weight_square, input_square : float
+        The squares of the weights and of the inputs; None for inputs that are known.
+    """
+    layout = torch.contiguous_format if geometry is None else torch.channels_last
+    low = x.to(dtype=working_dtype(x), memory_format=layout)
+    both: tuple[Tensor, Tensor] = _HalfMoments.apply(  # type: ignore[no-untyped-call]
+        low, weight, centre, weight_square, input_square, geometry
+    )
+    return both
+
+
+class _HalfMoments(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, centre: Tensor | None, weight_square: float, input_square: float | None,
+        geometry: Geometry | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx.save_for_backward(x, weight, centre)
+        ctx.settings = weight_square, input_square, geometry
+        noise_input, noise_weight, constant = _noise_operands(x, weight, centre, weight_square, geometry)
+        mean = _product(x, _low(weight, x, geometry), geometry)
+        var = _product(noise_input, noise_weight, geometry)
+        if constant is not None:
+            var = var + constant.reshape(-1, 1, 1).to(var.dtype)
+        if input_square is not None:
+            channels = 1 if geometry is not None else -1
+            doubt = input_square * x.shape[channels] - x.square().sum(channels, keepdim=True, dtype=torch.float32)
+            var = var + (weight_square * _window_sum(doubt, weight, geometry)).to(var.dtype)
+        return mean, var.clamp_min_(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        x, weight, centre = ctx.saved_tensors
+        weight_square, input_square, geometry = ctx.settings
+        grad_mean, grad_var = grads
+        noise_input, noise_weight, _ = _noise_operands(x, weight, centre, weight_square, geometry)
+        need = ctx.needs_input_grad
+        grad_x, grad_weight = _transposed(grad_mean, x, _low(weight, x, geometry), geometry, need[0])
+        grad_noise, grad_noise_weight = _transposed(grad_var, noise_input, noise_weight, geometry, need[0])
+        noise = weight_square - weight.square()
+        grad_square = grad_noise_weight.float()  # by V, and by what else the noise weights hold
+        grad_centre = None
+        if centre is not None and geometry is not None:
+            inside = x.shape[1]
+            along = grad_square[:, inside:]
+            per_unit = grad_var.sum((0, 2, 3), dtype=torch.float32).reshape(-1, 1, 1, 1)
+            grad_square = grad_square[:, :inside] - 2 * centre * along + per_unit * centre.square()
+            grad_centre = (2 * noise * (per_unit * centre - along)).sum(0)
+            if grad_x is not None and grad_noise is not None:
+                grad_noise, linear = grad_noise[:, :inside], grad_noise[:, inside:]
+                grad_x = grad_x + linear
+        if grad_x is not None and grad_noise is not None:
+            base = x if centre is None or geometry is not None else x - centre.to(x.dtype)
+            pull = 2 * base * grad_noise
+            if centre is not None and geometry is None:
+                grad_centre = -pull.sum(0, dtype=torch.float32)
+            if input_square is not None:
+                doubt = _window_sum_transposed(grad_var, x, weight, geometry).to(x.dtype)
+                pull = pull - (2 * weight_square) * doubt * x
+            grad_x = grad_x + pull
+        grad_weight = grad_weight.float() - 2 * weight * grad_square
+        return grad_x, grad_weight, grad_centre, None, None, None
+
+
+def _low(weight: Tensor, x: Tensor, geometry: Geometry | None) -> Tensor:
+    layout = torch.contiguous_format if geometry is None else torch.channels_last
+    return weight.to(dtype=x.dtype, memory_format=layout)
+
+
+def _noise_operands(
+    x: Tensor, weight: Tensor, centre: Tensor | None, weight_square: float, geometry: Geometry | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Inputs and weights whose product is V (μ - c)², and for a convolution the constant part of it per unit."""
+    noise = weight_square - weight.square()
+    if centre is None:
+        return x.square(), _low(noise, x, geometry), None
+    if geometry is None:
+        return (x - centre.to(x.dtype)).square(), _low(noise, x, geometry), None
+    along = noise * centre
+    weights = torch.cat((noise, -2 * along), 1)
+    return torch.cat((x.square(), x), 1), _low(weights, x, geometry), (along * centre).flatten(1).sum(-1)
+
+
+def _operand(tensor: Tensor) -> Tensor:
+    """Not every CPU multiplies in half precision, some stop at it: there the rounded numbers are multiplied in full."""
+    return tensor if tensor.is_cuda else tensor.float()
+
+
+def _product(x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
+    if geometry is None:
+        return F.linear(_operand(x), _operand(weight)).to(x.dtype)
+    return F.conv2d(_operand(x), _operand(weight), None, geometry.stride, geometry.padding).to(x.dtype)
+
+
+def _transposed(
+    grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None, need_x: bool
+) -> tuple[Tensor | None, Tensor]:
+    """Gradients of the product by x and by the weight."""
+    grad, known, low = _operand(grad.to(x.dtype)), _operand(x), _operand(weight)
+    if geometry is None:
+        return ((grad @ low).to(x.dtype) if need_x else None), (grad.mT @ known).to(x.dtype)
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
+        grad, known, low, None, geometry.stride, geometry.padding, (1, 1), False, (0, 0), 1, (need_x, True, False)
+    )
+    return (grad_x.to(x.dtype) if need_x else None), grad_weight.to(x.dtype)
+
+
+def _window_sum(doubt: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
+    if geometry is None:
+        return doubt
+    return F.avg_pool2d(_padded(doubt, geometry), tuple(weight.shape[2:]), geometry.stride, divisor_override=1)
+
+
+def _window_sum_transposed(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
+    """What each input's doubt does to all outputs that read it: `(N, 1)` or `(N, 1, H, W)`."""
+    if geometry is None:
+        return grad.sum(-1, keepdim=True, dtype=torch.float32)
+    per_place = grad.sum(1, keepdim=True, dtype=torch.float32)
+    (top, left), (height, width) = geometry.padding, x.shape[2:]
+    like = per_place.new_empty((x.shape[0], 1, height + 2 * top, width + 2 * left))
+    whole: Tensor = torch.ops.aten.avg_pool2d_backward(
+        per_place, like, tuple(weight.shape[2:]), geometry.stride, (0, 0), False, True, 1
+    )
+    return whole[..., top : top + height, left : left + width]
+
+
+def _padded(image: Tensor, geometry: Geometry) -> Tensor:
+    top, left = geometry.padding
+    return F.pad(image, (left, left, top, top))

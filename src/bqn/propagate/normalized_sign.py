@@ -1,0 +1,193 @@
+"""Batch norm and sign in one step: the sign of a normalized normal variable does not need the normalized variable.
+
+Per channel, with m and v the moments of the inputs, μ their centre, T the variance that batch norm divides by, γ and β
+its weight and bias, the score behind both layers is
+
+    z = (γ (m - μ) / √T + β) / (|γ| √(v / T)) = (sgn(γ) (m - μ) + k) / √v,      k = β √T / |γ|
+
+and the mean of the sign is erf(z / √2). Forward keeps m and v alone; backward needs one sum per channel,
+A = Σ g e / √v with e = √(2/π) exp(-z²/2):
+
+    ∂/∂m = sgn(γ) (g e / √v - A / n) + A k (m - μ) / (n T)        ∂/∂β = A √T / |γ|
+    ∂/∂v = -g e z / (2 v) + A k / (2 n T)                         ∂/∂γ = -A k / γ
+
+where the terms with 1/n come from the statistics and vanish where those are constants. On a GPU with Triton each of
+forward and backward is two passes over memory (`normalized_sign_kernels`); elsewhere plain torch does the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bqn.checks import may_read_values
+from bqn.propagate.half import working_dtype
+
+_ROOT_HALF = math.sqrt(0.5)
+_DENSITY = math.sqrt(2 / math.pi)
+_TRITON_IS_THERE = importlib.util.find_spec("triton") is not None
+SURE = 40.0  # standard deviations beyond which a sign is certain
+
+
+class Normalization(NamedTuple):
+    """What batch norm knows before it normalizes.
+
+    Attributes
+    ----------
+    mean, var : Tensor `(N, C, ...)`
+        Moments of its input.
+    centre, total : Tensor `(C,)`
+        Mean and variance that it normalizes with; `total` includes its eps. Without a gradient of their own.
+    weight, bias : Tensor `(C,)` or None
+    from_batch : bool
+        Whether centre and total were computed from `mean` and `var`, so that gradients flow through them too.
+    """
+
+    mean: Tensor
+    var: Tensor
+    centre: Tensor
+    total: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    from_batch: bool
+
+
+def fused(tensor: Tensor) -> bool:
+    """Whether the Triton kernels take this tensor."""
+    return (
+        tensor.is_cuda
+        and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and tensor.numel() > 0
+        and _TRITON_IS_THERE
+        and not torch.compiler.is_compiling()
+        and (may_read_values(tensor) or torch.cuda.is_current_stream_capturing())
+        and _dense(tensor)
+    )
+
+
+def _dense(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def statistics(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """Centre and variance per channel of what a sampled network will see: `(C,)` each, by the law of total variance."""
+    if fused(mean) and var.stride() == mean.stride():
+        from bqn.propagate import normalized_sign_kernels as kernels
+
+        return kernels.statistics(mean, var)
+    others = [dim for dim in range(mean.dim()) if dim != 1]
+    wide = mean.dtype if mean.dtype == torch.float64 else torch.float32
+    scatter, centre = torch.var_mean(mean.to(wide), others, correction=0)
+    return centre, scatter + var.to(wide).mean(others)
+
+
+def normalized_moments(source: Normalization, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and variance behind batch norm, for layers that need them; both `(N, C, ...)`."""
+    mean, var, centre, total, weight, bias, from_batch = source
+    if from_batch:  # once more, with gradients
+        others = [dim for dim in range(mean.dim()) if dim != 1]
+        scatter, centre = torch.var_mean(mean, others, correction=0)
+        total = scatter + var.mean(others) + eps
+    scale = total.rsqrt()
+    if weight is not None:
+        scale = scale * weight
+    shift = -centre * scale if bias is None else bias - centre * scale
+    moved = mean * _column(scale, mean) + _column(shift, mean)
+    return moved, var * _column(scale.square(), mean)
+
+
+def normalized_sign(source: Normalization) -> Tensor:
+    """The mean of the sign behind batch norm, `(N, C, ...)`."""
+    result: Tensor = _NormalizedSign.apply(*source)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(1, -1, *(1 for _ in like.shape[2:]))
+
+
+def coefficients(total: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """sgn(γ) and k per channel. Where γ is zero the sign is that of β, for certain."""
+    if weight is None:
+        sign = torch.ones_like(total)
+        return sign, torch.zeros_like(total) if bias is None else bias * total.sqrt()
+    assert bias is not None
+    flat = weight == 0
+    offset = bias * total.sqrt() / torch.where(flat, 1, weight).abs()
+    return weight.sign(), torch.where(flat, torch.where(bias >= 0, math.inf, -math.inf), offset)
+
+
+class _NormalizedSign(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        mean: Tensor, var: Tensor, centre: Tensor, total: Tensor, weight: Tensor | None, bias: Tensor | None,
+        from_batch: bool,
+    ) -> Tensor:  # fmt: skip
+        sign, offset = coefficients(total, weight, bias)
+        if fused(mean) and var.stride() == mean.stride():
+            from bqn.propagate import normalized_sign_kernels as kernels
+
+            return kernels.forward(mean, var, sign, offset - sign * centre, working_dtype(mean))
+        return torch.erf(_score(mean, var, sign, offset - sign * centre).mul_(_ROOT_HALF)).to(working_dtype(mean))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *tensors, ctx.from_batch = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        mean, var, centre, total, weight, bias = ctx.saved_tensors
+        sign, offset = coefficients(total, weight, bias)
+        shift = offset - sign * centre
+        count = mean.numel() // mean.shape[1] if ctx.from_batch else math.inf
+        if fused(mean) and var.stride() == mean.stride():
+            from bqn.propagate import normalized_sign_kernels as kernels
+
+            grad_mean, grad_var, pull = kernels.backward(grad, mean, var, sign, offset, shift, centre, total, count)
+        else:
+            grad_mean, grad_var, pull = _backward(grad, mean, var, sign, offset, shift, centre, total, count)
+        grad_weight = grad_bias = None
+        if weight is not None:
+            alive = weight != 0
+            finite = torch.where(alive, offset, 0)
+            divisor = torch.where(alive, weight, 1)
+            grad_weight = torch.where(alive, -pull * finite / divisor, 0)
+            grad_bias = torch.where(alive, pull * total.sqrt() / divisor.abs(), 0)
+        return grad_mean, grad_var, None, None, grad_weight, grad_bias, None
+
+
+def _score(mean: Tensor, var: Tensor, sign: Tensor, shift: Tensor) -> Tensor:
+    """z, between -40 and 40; the floor on the variance keeps `var^-1.5` inside the range of the dtype."""
+    wide = mean.dtype if mean.dtype == torch.float64 else torch.float32
+    floor = torch.finfo(wide).tiny ** 0.5
+    distance = torch.addcmul(_column(shift, mean), mean.to(wide), _column(sign, mean))
+    certain = torch.where(distance >= 0, SURE, -SURE)
+    score = distance * var.to(wide).clamp_min(floor).rsqrt()
+    return torch.where(var <= floor, certain, score.clamp(-SURE, SURE))  # so that a NaN stays a NaN
+
+
+def _backward(
+    grad: Tensor, mean: Tensor, var: Tensor, sign: Tensor, offset: Tensor, shift: Tensor, centre: Tensor,
+    total: Tensor, count: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients by mean and var, and the sum A per channel."""
+    wide = mean.dtype if mean.dtype == torch.float64 else torch.float32
+    score = _score(mean, var, sign, shift)
+    inverse = var.to(wide).clamp_min(torch.finfo(wide).tiny ** 0.5).rsqrt()
+    # g e / √v; nothing where the sign is certain
+    flow = score.square().mul_(-0.5).exp_().mul_(_DENSITY).mul_(grad).mul_(inverse)
+    flow = torch.where(score.abs() >= SURE, 0, flow)
+    pull = flow.sum([dim for dim in range(mean.dim()) if dim != 1])
+    through_total = torch.where(sign != 0, pull * offset, 0) / (total * count)
+    grad_mean = torch.addcmul(_column(-sign * pull / count - through_total * centre, mean), flow, _column(sign, mean))
+    grad_mean = torch.addcmul(grad_mean, mean.to(wide), _column(through_total, mean))
+    grad_var = flow.mul(score).mul_(inverse).mul_(-0.5) + _column(0.5 * through_total, mean)
+    return grad_mean.to(mean.dtype), grad_var.to(var.dtype), pull

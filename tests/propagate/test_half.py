@@ -1,0 +1,87 @@
+"""Half-precision moments against the float64 ones, on any device."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import bqn
+from bqn.propagate import clt, half
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CONV = [clt.Geometry((1, 1), (1, 1), (1, 1), 1), clt.Geometry((2, 1), (0, 2), (1, 1), 1)]
+
+
+def operands(geometry: clt.Geometry | None, doubt: bool) -> tuple[list[Tensor], bool]:
+    generator = torch.Generator().manual_seed(0)
+    x_shape, w_shape = ((6, 40), (7, 40)) if geometry is None else ((3, 16, 6, 5), (4, 16, 3, 3))
+    x = torch.rand(x_shape, generator=generator, dtype=torch.float64) * 2 - 1
+    logits = 3 * torch.randn((*w_shape, 2), generator=generator, dtype=torch.float64)
+    centre = 0.3 * torch.randn(w_shape[1:], generator=generator, dtype=torch.float64)
+    return [tensor.to(DEVICE) for tensor in (x, logits, centre)], doubt
+
+
+def moments(x: Tensor, logits: Tensor, centre: Tensor | None, geometry: clt.Geometry | None, doubt: bool):
+    belief = bqn.Categorical.of(bqn.BINARY, mean=x) if doubt else x
+    weight = bqn.Categorical.of_logits(logits, bqn.BINARY)
+    return clt._moments_in_working_precision(belief, weight, None, geometry, centre)
+
+
+@pytest.mark.parametrize("geometry", [None, *CONV])
+@pytest.mark.parametrize("doubt", [True, False])
+@pytest.mark.parametrize("centred", [True, False])
+def test_moments_and_gradients_within_a_percent(geometry: clt.Geometry | None, doubt: bool, centred: bool) -> None:
+    (x, logits, centre), _ = operands(geometry, doubt)
+    wide = [x.clone().requires_grad_(), logits.clone().requires_grad_()]
+    wide_centre = centre.clone().requires_grad_() if centred else None
+    expected = moments(*wide, wide_centre, geometry, doubt)
+    low = [x.float().requires_grad_(), logits.float().requires_grad_()]
+    low_centre = centre.float().requires_grad_() if centred else None
+    with half.lowered():
+        assert half.applies(geometry, low[0])
+        got = moments(*low, low_centre, geometry, doubt)
+    upstream = [torch.randn_like(tensor) for tensor in expected]
+    names = wide + ([wide_centre] if centred else [])
+    truth = torch.autograd.grad(expected, names, upstream)
+    ours = torch.autograd.grad(
+        got, low + ([low_centre] if centred else []), [u.to(g.dtype) for u, g in zip(upstream, got, strict=True)]
+    )
+    for mine, wanted in zip((*got, *ours), (*expected, *truth), strict=True):
+        error = (mine.double() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
+        assert error < 0.012
+    assert bool((got[1] >= 0).all())
+    assert got[0].dtype == got[1].dtype == torch.bfloat16
+
+
+def test_a_small_variance_keeps_its_digits() -> None:
+    """Nearly certain weights and inputs: a difference of two sums of a thousand would leave nothing in bfloat16."""
+    x = torch.full((1, 1000), 1.0, device=DEVICE)
+    logits = torch.zeros(1, 1000, 2, device=DEVICE)
+    logits[..., 1] = 7
+    with half.lowered():
+        _, var = moments(x, logits, None, None, False)
+    tilt = torch.tanh(torch.tensor(3.5, dtype=torch.float64))
+    assert float(var) == pytest.approx(1000 * (1 - tilt.item() ** 2), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: bqn.models.mlp(20, 3, (40, 30)), lambda: bqn.models.cnn((1, 8, 8), 3, (16, 16), 32)]
+)
+def test_a_whole_network_trains_alike(make) -> None:
+    """The objective in mixed precision is that of full precision within a percent, and its gradient points the same way."""
+    torch.manual_seed(0)
+    net = make().to(DEVICE)
+    shape = (32, 20) if isinstance(net.body[0], bqn.nn.Flatten) else (32, 1, 8, 8)
+    x, y = torch.rand(shape, device=DEVICE) * 2 - 1, torch.randint(3, (32,), device=DEVICE)
+    state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    full = net.elbo(x, y, 1000, 1e-2)
+    full_grads = torch.autograd.grad(full, list(net.parameters()))
+    net.load_state_dict(state)
+    with half.lowered():
+        mixed = net.elbo(x, y, 1000, 1e-2)
+    mixed_grads = torch.autograd.grad(mixed, list(net.parameters()))
+    assert_close(mixed, full, rtol=1e-2, atol=0)
+    for ours, theirs in zip(mixed_grads, full_grads, strict=True):
+        assert ours.dtype == theirs.dtype == torch.float32
+        if theirs.numel() > 100:
+            assert float(torch.cosine_similarity(ours.flatten(), theirs.flatten(), 0)) > 0.995
