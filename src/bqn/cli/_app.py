@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bqn import __version__
-from bqn.cli import benchmark, compare, data, evaluate, pack, predict, report, resume, run, train
+from bqn.cli import benchmark, compare, data, evaluate, pack, predict, report, resume, run, sweep, train
 from bqn.cli import inspect as inspection
 from bqn.cli._console import show
 
@@ -51,6 +51,7 @@ def _add(command: Callable[..., None], panel: str, examples: str) -> None:
 
 _add(train.train, "Train", train.EXAMPLES)
 _add(resume.resume, "Train", resume.EXAMPLES)
+_add(sweep.sweep, "Train", sweep.EXAMPLES)
 app.add_typer(data.app, name="data", rich_help_panel="Train")
 _add(evaluate.evaluate, "Look", evaluate.EXAMPLES)
 _add(compare.compare, "Look", compare.EXAMPLES)

@@ -77,9 +77,12 @@ SETTINGS: Mapping[str, Setting] = {
 }
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each setting; those that the user gave arrive as `**settings`, parsed."""
-    kinds = get_type_hints(TrainConfig)
+def with_settings(command: Callable[..., None], several: frozenset[str] = frozenset()) -> Callable[..., None]:
+    """Give a command one option for each setting; those that the user gave arrive as `**settings`, parsed.
+
+    The settings in `several` take one number or more, with commas between them, and arrive as lists.
+    """
+    kinds = {**get_type_hints(TrainConfig), **dict.fromkeys(several, tuple[float, ...])}
     own = inspect.signature(command, eval_str=True)
 
     def wrapper(**arguments: Any) -> None:
@@ -89,6 +92,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     for name, setting in SETTINGS.items():
+        if name in several:
+            setting = Setting(setting.panel, f"{setting.help}; one or more", f"{setting.metavar},…")
         annotation: Any = Annotated[_option_type(kinds[name]) | None, _option(name, setting, kinds[name])]
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     wrapper.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ def watched(config: TrainConfig, folder: Path, quiet: bool, events: bool) -> Ite
         report = shown.report
         if events:
             report = both(report, stack.enter_context(tensorboard(folder / "tensorboard")))
-        stop = stack.enter_context(_stop_on_interrupt())
+        stop = stack.enter_context(stop_on_interrupt())
 
         def tick(done: int, total: int) -> None:
             shown.tick(done, total)
@@ -39,7 +39,7 @@ def watched(config: TrainConfig, folder: Path, quiet: bool, events: bool) -> Ite
 
 
 @contextmanager
-def _stop_on_interrupt() -> Iterator[Callable[[], None]]:
+def stop_on_interrupt() -> Iterator[Callable[[], None]]:
     """A function to call between steps, which raises KeyboardInterrupt once Ctrl-C was pressed.
 
     In the middle of a step weights and optimizer are out of tune. Who presses again does not want to wait.

@@ -14,15 +14,18 @@ from bqn.cli._options import AsJson, DataDir, Quiet, TensorBoard
 from bqn.cli._replace import replacing, require_free
 from bqn.cli._runs import describe_shape
 from bqn.cli._settings import with_settings
+from bqn.cli._together import Plan, train_all
 from bqn.cli._training import tell, watched
 from bqn.data import DataError, Dataset, available
 from bqn.training import TrainConfig
+from bqn.training.replicas import seeds_of
 from bqn.training.surroundings import find_device
 
 EXAMPLES = """Examples:
   bqn train --data digits --model mlp --epochs 5 --lam 1e-4 --out runs/one
   bqn train --data prices.csv --target price --out runs/prices
-  bqn train --config mnist.toml --seed 3"""
+  bqn train --config mnist.toml --seed 3
+  bqn train --data mnist --model cnn --replicas 10 --out runs/ten"""
 
 
 @with_settings
@@ -55,6 +58,16 @@ def train(
             help="Replace a run that is in FOLDER, once the new one has made its first step.",
         ),
     ] = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--replicas",
+            metavar="N",
+            min=1,
+            help="Train N networks side by side, with the seeds from --seed on, in FOLDER/seed-0 and so on.",
+            show_default=False,
+        ),
+    ] = None,
     data_dir: DataDir = None,
     tensorboard: TensorBoard = False,
     as_json: AsJson = False,
@@ -66,10 +79,16 @@ def train(
     The folder holds the weights, the resolved config and everything that bqn resume needs. Ctrl-C stops a run between
     two steps, and nothing is lost.
     """
-    if out is not None:
+    if replicas is not None and (force or tensorboard):
+        raise UsageError("--replicas goes with neither --force nor --tensorboard")
+    if out is not None and replicas is None:
         require_free(out, force)
-    config, dataset = _resolve(config_file, settings, data_dir)
-    folder = out or _free_folder(config)
+    config, dataset = resolve(config_file, settings, data_dir)
+    folder = out or free_folder(config)
+    if replicas is not None:
+        plans = [Plan(f"seed-{each.seed}", each) for each in seeds_of(config, replicas)]
+        train_all(plans, dataset, folder, quiet, as_json)
+        return
     if not quiet and err.is_terminal:
         note(_introduce(config, dataset, folder))
     with settings_are_usage(), replacing(folder) as started, watched(config, folder, quiet, tensorboard) as shown:
@@ -82,7 +101,7 @@ def train(
     tell(done, folder, as_json)
 
 
-def _resolve(file: Path | None, settings: dict[str, Any], data_dir: Path | None) -> tuple[TrainConfig, Dataset]:
+def resolve(file: Path | None, settings: dict[str, Any], data_dir: Path | None) -> tuple[TrainConfig, Dataset]:
     """Flags over file over presets; the data choose the model where nobody did."""
     with settings_are_usage():
         given = {**(training.read_toml(file) if file is not None else {}), **settings}
@@ -107,7 +126,7 @@ def _load(config: TrainConfig, data_dir: Path | None) -> Dataset:
         raise UsageError(str(error)) from error
 
 
-def _free_folder(config: TrainConfig) -> Path:
+def free_folder(config: TrainConfig) -> Path:
     name = f"{Path(config.data).resolve().stem}-{config.model}"
     number = 1
     while (folder := Path("runs") / f"{name}{f'-{number}' * (number > 1)}").exists():

@@ -6,6 +6,7 @@ from bqn.training.loop import fit
 from bqn.training.models import ARCHITECTURES, build_model
 from bqn.training.preprocessing import Preprocessing
 from bqn.training.records import EpochRecord, History
+from bqn.training.replicas import train_together
 from bqn.training.run import Run, load_data, load_run, resume, train
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "read_toml",
     "resume",
     "train",
+    "train_together",
 ]

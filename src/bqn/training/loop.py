@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -109,7 +109,7 @@ class Trainer:
 
     def keep_in(self, folder: RunFolder) -> None:
         """Begin a run folder."""
-        folder.begin(self.config, self.preprocessing, self._moment())
+        folder.begin(self.config, self.preprocessing, self.moment())
         self.folder = folder
 
     def continue_from(self, folder: RunFolder) -> None:
@@ -128,30 +128,38 @@ class Trainer:
 
     def run(self, report: Report | None, tick: Tick | None) -> History:
         """Train until the last epoch or until patience ends."""
+        with self.at_work():
+            while not self.finished():
+                record = self.epoch(tick)
+                if report is not None:
+                    report(record)
+        return self.history()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The network in training mode inside the block; afterwards, if all went well, with its best weights."""
         checked, self.net.validate = self.net.validate, False  # the data were checked once, when they were prepared
         self.net.train()
         try:
-            while not self._finished():
-                record = self._epoch(tick)
-                if report is not None:
-                    report(record)
+            yield
         finally:
             self.net.validate = checked
         if self.state.best is not None:
             self.net.load_state_dict(self.state.best)
         self.net.eval()
-        return self.history()
 
     def history(self) -> History:
         records = tuple(self.state.records)
-        return History(records, self.state.best_epoch(), self._finished() and len(records) < self.config.epochs)
+        return History(records, self.state.best_epoch(), self.finished() and len(records) < self.config.epochs)
 
-    def _finished(self) -> bool:
+    def finished(self) -> bool:
+        """Whether the last epoch is done or patience has ended."""
         best, patience = self.state.best_epoch(), self.config.patience
         out_of_patience = patience is not None and best is not None and self.state.epoch - best >= patience
         return out_of_patience or self.state.epoch >= self.config.epochs
 
-    def _epoch(self, tick: Tick | None) -> EpochRecord:
+    def epoch(self, tick: Tick | None = None) -> EpochRecord:
+        """Train to the end of the epoch, from wherever it was left."""
         state = self.state
         # Batches of nearly equal size: a last batch of one example would give batch norm no statistics.
         batches = state.draw_order(len(self.x)).to(self.device).tensor_split(self.steps)
@@ -163,7 +171,11 @@ class Trainer:
                 self._tick(tick)
             if self._steps_since_checkpoint() == 0 and state.position < self.steps:
                 self._save()
-        record = self._score(started)
+        return self.end_epoch(started)
+
+    def end_epoch(self, started: float) -> EpochRecord:
+        """Put down what the epoch gave, after its last step."""
+        state, record = self.state, self._score(started)
         state.end_epoch(record)
         self._save()
         if self.folder is not None:
@@ -194,7 +206,7 @@ class Trainer:
         count = min(LOOK_EVERY[self.device.type], self.steps - start, until_checkpoint)
         ahead = batches[start : start + count]
         if count > 1:
-            before = _copied(self._moment())
+            before = copied(self.moment())
             if bool(torch.isfinite(self._steps(start, ahead)).all()):
                 return
             self.recording = None  # it knows tensors that are replaced now
@@ -305,15 +317,16 @@ class Trainer:
             saved = f"; the last good checkpoint is in {self.folder.path}"
         return DivergedError(self.state.epoch + 1, step, cause.term, cause.where, saved)
 
-    def _moment(self) -> Moment:
+    def moment(self) -> Moment:
         moment = self.state.capture()
         moment.facts["data"] = self.fingerprint
         return moment
 
     def _save(self) -> None:
         if self.folder is not None:
-            self.folder.write_checkpoint(self._moment())
+            self.folder.write_checkpoint(self.moment())
 
 
-def _copied(moment: Moment) -> Moment:
+def copied(moment: Moment) -> Moment:
+    """A moment that stays what it is while the run goes on."""
     return Moment({name: tensor.clone() for name, tensor in moment.tensors.items()}, moment.facts)

@@ -76,7 +76,7 @@ def train(
     if out is not None:
         RunFolder(out).require_new()
     dataset = dataset or load_data(config, root, download)
-    training, validation, preprocessing = _parts(config, dataset)
+    training, validation, preprocessing = data_parts(config, dataset)
     net = build_model(config, preprocessing.input_shape, preprocessing.outputs)
     with surroundings(config) as device:
         trainer = Trainer(net, training, validation, config, device, preprocessing)
@@ -116,7 +116,7 @@ def resume(
     config = folder.read_config()
     preprocessing = folder.read_preprocessing()
     if train is None:
-        train, validation, _ = _parts(config, load_data(config, root, download))
+        train, validation, _ = data_parts(config, load_data(config, root, download))
     here = config if device is None else replace(config, device=device)
     net = net or build_model(config, preprocessing.input_shape, preprocessing.outputs)
     with surroundings(here) as chosen:
@@ -164,7 +164,7 @@ def load_data(config: TrainConfig, root: str | Path | None = None, download: boo
     return load(config.data, root, download, config.split, target=config.target, task=config.task)
 
 
-def _parts(config: TrainConfig, dataset: Dataset) -> tuple[Split, Split | None, Preprocessing]:
+def data_parts(config: TrainConfig, dataset: Dataset) -> tuple[Split, Split | None, Preprocessing]:
     """Training and validation examples, and what is learned of their form."""
     task = ARCHITECTURES[config.model].task
     if task != dataset.task:

@@ -1,0 +1,57 @@
+"""`bqn sweep` and `bqn train --replicas`: many runs in one folder."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from bqn.training import load_run
+from tests.cli.files import QUICK
+
+
+def test_a_grid_of_settings_and_seeds(bqn, home):
+    done = bqn("sweep", "--data", home.images, "--lam", "0.001,0.01", "--seeds", "2", "--out", "s", "--json", *QUICK)
+    assert done.code == 0
+    result = json.loads(done.out)
+    names = ["lam-0.001_seed-0", "lam-0.001_seed-1", "lam-0.01_seed-0", "lam-0.01_seed-1"]
+    assert [run["run"] for run in result["runs"]] == names
+    assert {path.name for path in Path("s").iterdir()} == set(names)
+    for name in names:
+        config = load_run(Path("s") / name).config
+        assert name == f"lam-{config.lam:g}_seed-{config.seed}"
+    settings = result["settings"]
+    assert {row["setting"] for row in settings} == {"lam-0.001", "lam-0.01"}
+    assert settings[0]["validation_nll"]["mean"] <= settings[1]["validation_nll"]["mean"]
+    assert all(row["runs"] == 2 and row["failed"] == 0 for row in settings)
+
+
+def test_the_same_command_again_trains_nothing(bqn, home):
+    line = ("sweep", "--data", home.images, "--learning-rate", "0.01,0.1", "--out", "s", *QUICK)
+    first = bqn(*line)
+    before = load_run("s/learning_rate-0.1_seed-0").net.state_dict()
+    again = bqn(*line)
+    assert (first.code, again.code) == (0, 0)
+    assert again.out == first.out
+    assert again.err == ""
+    after = load_run("s/learning_rate-0.1_seed-0").net.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_replicas_of_train(bqn, home):
+    done = bqn("train", "--data", home.images, "--replicas", "2", "--seed", "5", "--out", "two", *QUICK)
+    assert done.code == 0
+    assert "± " in done.out
+    assert [load_run(f"two/seed-{seed}").config.seed for seed in (5, 6)] == [5, 6]
+    assert bqn("train", "--data", home.images, "--seed", "5", "--out", "alone", *QUICK).code == 0
+    ours, alone = load_run("two/seed-5").net.state_dict(), load_run("alone").net.state_dict()
+    assert all(torch.equal(ours[name], alone[name]) for name in alone)
+
+
+def test_bad_input(bqn, home):
+    base = ("sweep", "--data", home.images, "--out", "s", *QUICK)
+    assert "--lam must be one or more different numbers" in bqn(*base, "--lam", "a,b").fails(2)
+    assert "--lam must be one or more different numbers" in bqn(*base, "--lam", "1,1").fails(2)
+    assert "learning_rate must be positive" in bqn(*base, "--learning-rate", "0.1,-1").fails(2)
+    assert "more than 1000" in bqn(*base, "--lam", ",".join(str(i) for i in range(501)), "--seeds", "2").fails(2)
+    refused = bqn("train", "--data", home.images, "--replicas", "2", "--force", "--out", "x", *QUICK)
+    assert "--replicas goes with neither" in refused.fails(2)

@@ -1,0 +1,103 @@
+"""Runs side by side against the same runs alone; recorded as one program on a GPU, in turns on a CPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from bqn.training import ConfigError, DivergedError, Run, load_run, loop, replicas, train, train_together
+from tests.training import tiny
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in run.net.state_dict().items()}
+
+
+def assert_same_run(ours: Run | DivergedError, alone: Run) -> None:
+    assert isinstance(ours, Run)
+    assert ours.config == alone.config
+    assert [record.epoch for record in ours.history.records] == [record.epoch for record in alone.history.records]
+    assert ours.history.best_epoch == alone.history.best_epoch
+    theirs = weights(alone)
+    for name, tensor in weights(ours).items():
+        if DEVICE == "cpu":
+            assert torch.equal(tensor, theirs[name]), name
+        else:
+            assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-3)
+
+
+def configs():
+    """They differ in seed, λ, learning rate and patience."""
+    return [
+        tiny.config(seed=0, device=DEVICE),
+        tiny.config(seed=1, lam=0.5, device=DEVICE),
+        tiny.config(seed=2, learning_rate=0.2, device=DEVICE, epochs=5, patience=1),
+        tiny.config(seed=3, shift=1, device=DEVICE),
+    ]
+
+
+def test_each_run_ends_as_it_would_alone(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    folders = [tmp_path / str(number) for number in range(4)]
+    together = train_together(
+        configs(), tiny.dataset(), folders=folders, report=lambda run, record: told.append((run, record.epoch))
+    )
+    for number, config in enumerate(configs()):
+        alone = train(config, dataset=tiny.dataset())
+        assert_same_run(together[number], alone)
+        assert_same_run(load_run(folders[number]), alone)
+        assert [epoch for run, epoch in told if run == number] == [record.epoch for record in alone.history.records]
+
+
+def test_runs_that_were_stopped_go_on(tmp_path: Path) -> None:
+    """Stopped in the middle of an epoch; then the one that is behind catches up first."""
+    folders = [tmp_path / str(number) for number in range(4)]
+    calls = 0
+
+    def stop() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+
+    if DEVICE == "cpu":  # on a GPU these short runs pass between two calls
+        with pytest.raises(KeyboardInterrupt):
+            train_together(configs(), tiny.dataset(), folders=folders, tick=stop)
+    together = train_together(configs(), tiny.dataset(), folders=folders)
+    for number, config in enumerate(configs()):
+        assert_same_run(together[number], train(config, dataset=tiny.dataset()))
+    again = train_together(configs(), tiny.dataset(), folders=folders)  # finished: read, not trained
+    assert_same_run(again[0], train(configs()[0], dataset=tiny.dataset()))
+
+
+def test_one_failure_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = loop.Trainer.terms
+
+    def broken(self, batch, lam=None):
+        result = terms(self, batch, lam)
+        return result._replace(value=result.value * float("nan")) if self.config.seed == 1 else result
+
+    monkeypatch.setattr(loop.Trainer, "terms", broken)
+    results = train_together(configs()[:3], tiny.dataset())
+    assert isinstance(results[1], DivergedError)
+    monkeypatch.undo()
+    assert_same_run(results[0], train(configs()[0], dataset=tiny.dataset()))
+    assert_same_run(results[2], train(configs()[2], dataset=tiny.dataset()))
+
+
+def test_another_config_in_the_folder_is_refused(tmp_path: Path) -> None:
+    train_together([tiny.config()], tiny.dataset(), folders=[tmp_path / "a"])
+    with pytest.raises(ConfigError, match="another config"):
+        train_together([tiny.config(lam=0.7)], tiny.dataset(), folders=[tmp_path / "a"])
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        train_together([], tiny.dataset())
+    with pytest.raises(ConfigError, match="device and threads"):
+        train_together([tiny.config(threads=1), tiny.config(threads=2)], tiny.dataset())
+    with pytest.raises(ConfigError, match="replicas must be at least 1"):
+        replicas.seeds_of(tiny.config(), 0)
