@@ -164,7 +164,7 @@ def test_data_that_have_changed_since(bqn, run, home, tmp_path):
     x, y = images(90, seed=7)
     np.savez(tmp_path / "images.npz", x=x, y=np.array(list("abc"))[y])
     for command in ("evaluate", "resume"):
-        assert "was trained on other data than these" in bqn(command, "run").fails()
+        assert "was trained on other data than" in bqn(command, "run").fails()
     assert bqn("evaluate", "run", "--data", tmp_path / "images.npz").code == 0
 
 

@@ -96,7 +96,7 @@ def test_other_training_examples_of_the_same_form_are_refused(shared_run: Path, 
     settings = json.loads((copy / "config.json").read_text())
     other = str(shared_run.parent / "elsewhere.npz")
     (copy / "config.json").write_text(json.dumps({**settings, "data": other}))
-    with pytest.raises(DataError, match="its training examples are not those of then"):
+    with pytest.raises(DataError, match="was trained on other data than"):
         report.write(copy)
 
 

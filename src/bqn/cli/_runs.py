@@ -10,10 +10,8 @@ import torch
 
 from bqn.cli._console import note, working
 from bqn.cli._errors import UsageError
-from bqn.data import DataError, Dataset, Split, load, split_validation
-from bqn.training import Run, load_data, load_run
-from bqn.training.folder import RunFolder
-from bqn.training.prepare import fingerprint
+from bqn.data import DataError, Dataset, Split, load
+from bqn.training import Run, load_data, load_run, own_parts
 from bqn.training.preprocessing import Preprocessing
 
 PARTS = ("test", "validation", "all")
@@ -86,8 +84,7 @@ def judge(path: Path, device: torch.device, data: str | None, data_dir: Path | N
         return Judged(path, run, dataset.name, part, with_own_labels(path, run, dataset, chosen), None)
     if part == "all":
         raise UsageError("--part all needs --data: some of the run's own data were trained on")
-    training, validation = _own_parts(run, dataset)
-    _require_same_data(path, training, validation)
+    training, validation = own_parts(path, run.config, dataset)
     if part == "validation":
         if validation is None:
             raise UsageError(f"{path} has no validation examples")
@@ -103,14 +100,6 @@ def _load_other(run: Run, data: str, data_dir: Path | None) -> Dataset:
     return load(data, data_dir)
 
 
-def _own_parts(run: Run, dataset: Dataset) -> tuple[Split, Split | None]:
-    """Training and validation examples as the run had them."""
-    if not run.config.validation_fraction:
-        return dataset.train, None
-    stratify = dataset.task == "classification"
-    return split_validation(dataset.train, run.config.validation_fraction, run.config.seed, stratify)
-
-
 def _part_of_other(dataset: Dataset, part: str) -> Split:
     if part == "validation":
         raise UsageError("--part validation is for the run's own data, leave --data out")
@@ -118,18 +107,6 @@ def _part_of_other(dataset: Dataset, part: str) -> Split:
         return dataset.test
     both = (dataset.train, dataset.test)
     return Split(torch.cat([each.x for each in both]), torch.cat([each.y for each in both]))
-
-
-def _require_same_data(path: Path, training: Split, validation: Split | None) -> None:
-    """Raise if the data are not those of the training: test examples of today may have been trained on."""
-    folder = RunFolder(path)
-    if folder.checkpoint.exists():
-        known = folder.read_checkpoint().facts.get("data")
-        if known is not None and known != fingerprint(training, validation):
-            raise DataError(
-                f"{path} was trained on other data than these, which may hold examples that it has seen in training; "
-                "if you know that they do not, name them with --data"
-            )
 
 
 def require_like(path: Path, run: Prepared, dataset: Dataset) -> None:

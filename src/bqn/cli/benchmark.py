@@ -107,6 +107,7 @@ def benchmark(
         show_json(summary)
         return
     table = new_table(*heads(summary))
+    table.padding, table.columns[0].no_wrap = 0, True  # nine columns in eighty characters
     for cells, row in zip(describe_rows(summary), summary["rows"], strict=True):
         table.add_row(
             *(Text(cell, style="bold green" if cell == "best" else "") for cell in cells),

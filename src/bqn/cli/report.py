@@ -29,7 +29,7 @@ def report(
 
     Prints the path of the page.
     """
-    from bqn import report as page  # plots are an extra
+    from bqn import report as page  # only this command needs it
 
     where = str(choose_device(device))
     with working(f"writing a report on {run}"):

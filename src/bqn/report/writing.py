@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bqn.data import DataError, Dataset, Split, load, split_validation
+from bqn.data import DataError, Dataset, load
 from bqn.evaluation import evaluate
 from bqn.nn import BatchNorm1d, BatchNorm2d
 from bqn.report.collection import collect
 from bqn.report.rendering import render
-from bqn.training import Run, load_data, load_run
+from bqn.training import Run, load_data, load_run, own_parts
 from bqn.training.files import write_atomic
-from bqn.training.folder import RunFolder
-from bqn.training.prepare import fingerprint
 
 NAME = "report.html"
 
@@ -59,7 +57,7 @@ def write(
         raise ValueError(f"ood and corruptions are for classification, but {folder} holds a regression")
     dataset = load_data(run.config, _path(data_dir))
     _require_fitting(run, dataset)
-    training = _require_same_training(folder, run, dataset)
+    training, _ = own_parts(folder, run.config, dataset)
     outside = None if ood is None else load(ood, _path(data_dir))
     recalibrates = any(isinstance(module, BatchNorm1d | BatchNorm2d) for module in run.net.modules())
     result, details = evaluate(
@@ -105,23 +103,6 @@ def _require_fitting(run: Run, dataset: Dataset) -> None:
             f"{dataset.name} has changed since the run: it has {outputs} outputs {_names(dataset.classes)}, "
             f"trained were {known.outputs} {_names(known.classes)}"
         )
-
-
-def _require_same_training(folder: Path, run: Run, dataset: Dataset) -> Split:
-    """The examples that the run was trained on, without those for validation; raise if they have changed.
-
-    If they have, what are test examples now may have been trained on, and the report would flatter the network.
-    """
-    training, validation = dataset.train, None
-    if run.config.validation_fraction:
-        stratify = dataset.task == "classification"
-        training, validation = split_validation(training, run.config.validation_fraction, run.config.seed, stratify)
-    saved = RunFolder(folder)
-    if saved.checkpoint.exists():
-        known = saved.read_checkpoint().facts.get("data")
-        if known is not None and known != fingerprint(training, validation):
-            raise DataError(f"{dataset.name} has changed since the run: its training examples are not those of then")
-    return training
 
 
 def _names(classes: tuple[str, ...]) -> str:

@@ -7,7 +7,7 @@ from bqn.training.models import ARCHITECTURES, build_model
 from bqn.training.preprocessing import Preprocessing
 from bqn.training.records import EpochRecord, History
 from bqn.training.replicas import train_together
-from bqn.training.run import Run, load_data, load_run, resume, train
+from bqn.training.run import Run, load_data, load_run, own_parts, resume, train
 
 __all__ = [
     "ARCHITECTURES",
@@ -23,6 +23,7 @@ __all__ = [
     "fit",
     "load_data",
     "load_run",
+    "own_parts",
     "read_toml",
     "resume",
     "train",

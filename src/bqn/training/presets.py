@@ -77,7 +77,7 @@ BY_METHOD: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     # One pass is one round of filtering; the published runs make forty and look at no validation data.
     "pbp": {"all": {"epochs": 40, "learning_rate": 1.0, "lr_schedule": "constant", "validation_fraction": 0.0}},
     "ebp": {
-        "all": {"epochs": 40, "learning_rate": 1.0, "lr_schedule": "constant", "validation_fraction": 0.0},
+        "all": {"epochs": 20, "learning_rate": 1.0, "lr_schedule": "constant", "validation_fraction": 0.0},
         "mlp": {"epochs": 5},
     },
     "npn": {

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bqn.data import Dataset, Split, load, split_validation
+from bqn.data import DataError, Dataset, Split, load, split_validation
 from bqn.heads import Prediction
 from bqn.network import Network
 from bqn.training.config import TrainConfig
@@ -17,6 +17,7 @@ from bqn.training.files import read_text
 from bqn.training.folder import RunFolder
 from bqn.training.loop import Report, Tick, Trainer
 from bqn.training.models import ARCHITECTURES, build_model
+from bqn.training.prepare import fingerprint
 from bqn.training.preprocessing import Preprocessing
 from bqn.training.records import History, best_epoch, parse_lines, parse_records
 from bqn.training.state import best_weights, require_weights
@@ -164,14 +165,38 @@ def load_data(config: TrainConfig, root: str | Path | None = None, download: boo
     return load(config.data, root, download, config.split, target=config.target, task=config.task)
 
 
+def own_parts(path: str | Path, config: TrainConfig, dataset: Dataset) -> tuple[Split, Split | None]:
+    """Training and validation examples as the run in the folder `path` had them.
+
+    Raises
+    ------
+    DataError
+        They are not those of the training. Then what are test examples now may have been trained on.
+    """
+    training, validation = _split(config, dataset)
+    folder = RunFolder(path)
+    if folder.checkpoint.exists():
+        known = folder.read_checkpoint().facts.get("data")
+        if known is not None and known != fingerprint(training, validation):
+            raise DataError(
+                f"{path} was trained on other data than {dataset.name} holds now, which may hold examples that it has "
+                "seen in training; if you know that they do not, evaluate with --data"
+            )
+    return training, validation
+
+
 def data_parts(config: TrainConfig, dataset: Dataset) -> tuple[Split, Split | None, Preprocessing]:
     """Training and validation examples, and what is learned of their form."""
     task = ARCHITECTURES[config.model].task
     if task != dataset.task:
         fitting = ", ".join(name for name, entry in ARCHITECTURES.items() if entry.task == dataset.task)
         raise ConfigError(f"model {config.model} is for {task}, but {dataset.name} asks for {dataset.task}: {fitting}")
-    training, validation = dataset.train, None
-    if config.validation_fraction:
-        stratify = dataset.task == "classification"
-        training, validation = split_validation(training, config.validation_fraction, config.seed, stratify)
+    training, validation = _split(config, dataset)
     return training, validation, Preprocessing.of(training, classes=dataset.classes)
+
+
+def _split(config: TrainConfig, dataset: Dataset) -> tuple[Split, Split | None]:
+    if not config.validation_fraction:
+        return dataset.train, None
+    stratify = dataset.task == "classification"
+    return split_validation(dataset.train, config.validation_fraction, config.seed, stratify)
