@@ -313,9 +313,9 @@ class TestBadInput:
 
     def test_options_of_the_other_task(self, net: bqn.Network) -> None:
         regressor, data = bqn.models.regressor(4), Split(torch.randn(4, 4), torch.randn(4, 1))
-        with pytest.raises(ValueError, match="ood and corruptions are for classification"):
+        with pytest.raises(ValueError, match="ood, corruptions and temper_on are for classification"):
             evaluate(regressor, data, corruptions=True)
-        with pytest.raises(ValueError, match="ood and corruptions are for classification"):
+        with pytest.raises(ValueError, match="ood, corruptions and temper_on are for classification"):
             evaluate(regressor, data, ood=data)
         with pytest.raises(ValueError, match="target_scale is for regression"):
             evaluate(net, _images(4), target_scale=(0.0, 1.0))

@@ -22,8 +22,12 @@ def test_every_model_has_three_modes_and_finite_gradients(levels, activations) -
             assert net.predict(x, mode, samples=2).shape == (2, 4)
         net.elbo(x, torch.tensor([0, 3]), 2, 1.0).backward()
         assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in net.parameters())
-    regressor = bqn.models.regressor(5, hidden=(6, 4), bias_levels=(-2.0, 0.0, 2.0), **options)
-    assert regressor.predict(torch.randn(3, 5)).mean.shape == (3, 1)
+    for more in ({"bias_levels": (-2.0, 0.0, 2.0)}, {"batch_norm": True}):
+        regressor = bqn.models.regressor(5, hidden=(6, 4), **more, **options)
+        for mode in ("analytic", "mc", "map"):
+            assert regressor.predict(torch.randn(3, 5), mode).mean.shape == (3, 1)
+        regressor.elbo(torch.randn(3, 5), torch.randn(3, 1), 3, 1.0).backward()
+        assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in regressor.parameters())
 
 
 def test_shapes_of_the_paper() -> None:

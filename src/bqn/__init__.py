@@ -1,14 +1,34 @@
-"""Bayesian quantized networks: calibrated uncertainty from networks of a few bits, without sampling."""
+"""Bayesian quantized networks: calibrated uncertainty from networks of a few bits, without sampling.
 
-from typing import Any
+Everything is imported when it is first asked for: the packed runtime, `bqn.deploy`, works where there is no torch, and
+the scikit-learn estimators need an extra.
+"""
 
-from bqn import corruptions, data, evaluation, exact, metrics, models, nn, objective, predictions, training
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from bqn._version import __version__
-from bqn.beliefs import Belief, Categorical, Gaussian
-from bqn.heads import GaussianHead, Moments, SoftmaxHead
-from bqn.levels import BINARY, QUATERNARY, TERNARY
-from bqn.network import Network, QuantizedNetwork
-from bqn.nn import recalibrate
+
+if TYPE_CHECKING:
+    from bqn import (
+        corruptions,
+        data,
+        deploy,
+        evaluation,
+        exact,
+        metrics,
+        models,
+        nn,
+        objective,
+        predictions,
+        training,
+    )
+    from bqn.beliefs import Belief, Categorical, Gaussian
+    from bqn.deploy import load_packed, pack
+    from bqn.heads import GaussianHead, Moments, SoftmaxHead
+    from bqn.levels import BINARY, QUATERNARY, TERNARY
+    from bqn.network import Network, QuantizedNetwork
+    from bqn.nn import recalibrate
 
 __all__ = [
     "BINARY",
@@ -25,22 +45,42 @@ __all__ = [
     "__version__",
     "corruptions",
     "data",
+    "deploy",
     "evaluation",
     "exact",
+    "load_packed",
     "metrics",
     "models",
     "nn",
     "objective",
+    "pack",
     "predictions",
     "recalibrate",
     "training",
 ]
 
+# Where each name lives; all other names are modules.
+_HOMES = {
+    **dict.fromkeys(("Belief", "Categorical", "Gaussian"), "beliefs"),
+    **dict.fromkeys(("GaussianHead", "Moments", "SoftmaxHead"), "heads"),
+    **dict.fromkeys(("BINARY", "QUATERNARY", "TERNARY"), "levels"),
+    **dict.fromkeys(("Network", "QuantizedNetwork"), "network"),
+    **dict.fromkeys(("load_packed", "pack"), "deploy"),
+    **dict.fromkeys(("BQNClassifier", "BQNRegressor"), "estimators"),
+    "recalibrate": "nn",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """The scikit-learn estimators, which need an extra, are imported when they are first asked for."""
-    if name in ("BQNClassifier", "BQNRegressor"):
-        from bqn import estimators
+    if name in _HOMES:
+        value = getattr(import_module(f"bqn.{_HOMES[name]}"), name)
+    elif name in __all__:
+        value = import_module(f"bqn.{name}")
+    else:
+        raise AttributeError(f"module 'bqn' has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
-        return getattr(estimators, name)
-    raise AttributeError(f"module 'bqn' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -145,13 +145,19 @@ def regressor(
     levels: Iterable[float] | Tensor = BINARY,
     bias_levels: Iterable[float] | Tensor | None = None,
     activations: Iterable[float] | Tensor = BINARY,
+    batch_norm: bool = False,
     init: str = "signal",
 ) -> Network:
-    """Regression on `(N, in_features)`: quantized hidden layers and a Gaussian head with real weights."""
+    """Regression on `(N, in_features)`: quantized hidden layers and a Gaussian head with real weights.
+
+    With `batch_norm` the hidden layers have no bias of their own, and `bias_levels` plays no part.
+    """
     layers: list[nn.Layer] = []
     width = in_features
     for units in hidden:
-        layers.append(nn.Linear(width, units, levels=levels, bias_levels=bias_levels, init=init))
+        layers.append(nn.Linear(width, units, bias=not batch_norm, levels=levels, bias_levels=bias_levels, init=init))
+        if batch_norm:
+            layers.append(nn.BatchNorm1d(units))
         layers.append(_activation(activations))
         width = units
     return Network(nn.Sequential(*layers), GaussianHead(width, out_features))

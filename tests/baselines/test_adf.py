@@ -129,6 +129,27 @@ def test_a_linear_unit_with_known_noise_is_conditioned_exactly() -> None:
     np.testing.assert_allclose(weights.mean.item(), (mean / var + x * target / noise) / precision, rtol=1e-6)
 
 
+def test_many_examples_at_once_add_up_what_each_says() -> None:
+    """Against one example after the other, for so many weights that one example says little about any of them."""
+    generator = np.random.default_rng(5)
+    (start,) = random_layers(generator, [400, 2])
+    start = Pair(start.mean, np.full_like(start.var, 0.05))
+    x = adf.with_bias(Pair(generator.normal(size=(3, 400)), generator.uniform(0, 0.2, (3, 400))))
+    g = Pair(generator.normal(size=(3, 2)), -generator.uniform(0.2, 0.5, (3, 2)))
+    one_by_one, together = (Pair(start.mean.copy(), start.var.copy()) for _ in range(2))
+    squares = np.zeros_like(start.mean)
+    for row in range(3):
+        inputs, own = (Pair(each.mean[row : row + 1], each.var[row : row + 1]) for each in (x, g))
+        by, _ = adf.weighted_sum_back(start, inputs, own)
+        squares += by.mean**2
+        adf.condition(one_by_one, by)
+    by, _ = adf.weighted_sum_back(start, x, g)
+    np.testing.assert_allclose(adf.squared_back(start, x, g), squares, rtol=1e-9)
+    adf.condition_on_all(together, by, squares)
+    np.testing.assert_allclose(together.mean, one_by_one.mean, atol=1e-4)
+    np.testing.assert_allclose(together.var, one_by_one.var, atol=1e-5)
+
+
 def test_an_update_that_is_no_distribution_is_not_made() -> None:
     weights = Pair(np.array([[1.0, 2.0]]), np.array([[1.0, 1.0]]))
     adf.condition(weights, Pair(np.array([[2.0, 0.5]]), np.array([[0.0, 0.0]])))

@@ -34,6 +34,13 @@ def test_a_normal_weight_before_a_sign_gets_the_exact_moments_of_its_posterior(a
     np.testing.assert_allclose(weights.var.item(), second / z - (first / z) ** 2, rtol=1e-8)
 
 
+def test_a_great_surprise_has_finite_derivatives() -> None:
+    output = Pair(np.array([[-1e5, 1e5, 40.0]]), np.ones((1, 3)))
+    log_z, by = ebp.observe_signs(np.array([[1.0, 1.0, -1.0]]), output)
+    assert math.isfinite(log_z)
+    np.testing.assert_allclose(by.mean, [[1e5, 0.0, -40.0]], rtol=1e-3)
+
+
 @pytest.mark.parametrize("answer", [-1.0, 1.0])
 def test_log_odds_of_binary_weights_follow_bayes_rule_as_the_fan_in_grows(answer: float) -> None:
     """One unit, all weights enumerated: the step of the log-odds is first order in 1 / √K."""

@@ -157,3 +157,16 @@ def test_bad_arguments_are_named() -> None:
         assert_named_error(lambda exact=exact: exact(torch.zeros(5, 3)), "method", "discrete", "real-valued")
         gaussian = bqn.Gaussian(torch.zeros(5, 3), torch.ones(5, 3))
         assert_named_error(lambda exact=exact, g=gaussian: exact(g), "method", "real-valued")
+
+
+def test_correction_of_a_sampled_layer_is_coarse_enough_for_exact_sums() -> None:
+    """A multiple of a power of two, no further from the true shift than a hundred-thousandth of the largest sum."""
+    layer = bqn.nn.Linear(50, 40)
+    layer.input_centre.normal_(generator=torch.Generator().manual_seed(0))
+    layer.centred_batches.add_(1)
+    drawn = bqn.Network(bqn.nn.Sequential(layer), bqn.SoftmaxHead(50)).sample(torch.Generator().manual_seed(1)).body[0]
+    correction = drawn._correction()
+    assert_close(correction, drawn._shift() - drawn.expected_shift, atol=50 * 1e-5, rtol=0)
+    grid = 64 * 2.0**-18  # the largest sum is 50
+    assert bool(((correction / grid) == (correction / grid).round()).all())
+    assert bool((correction != 0).any())

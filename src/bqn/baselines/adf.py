@@ -9,7 +9,7 @@ the arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -151,15 +151,18 @@ def forward(layers: list[Pair], nonlinearity: Nonlinearity, x: Array) -> Tape:
 
 def backward(layers: list[Pair], nonlinearity: Nonlinearity, tape: Tape, g: Pair) -> list[Pair]:
     """Derivatives by the moments of all weights, from those by the moments of the output, `(N, out)`."""
-    result: list[Pair] = []
+    return [by_weights for by_weights, _ in walk_back(layers, nonlinearity, tape, g)][::-1]
+
+
+def walk_back(layers: list[Pair], nonlinearity: Nonlinearity, tape: Tape, g: Pair) -> Iterator[tuple[Pair, Pair]]:
+    """From the last layer to the first: derivatives by the weights' moments, and by those of the layer's sums."""
     for position in reversed(range(len(layers))):
         inputs = tape.inputs[position]
         by_weights, by_inputs = weighted_sum_back(layers[position], inputs, g)
-        result.append(by_weights)
+        yield by_weights, g
         if position:
             hidden, along = (Pair(each.mean[:, :-1], each.var[:, :-1]) for each in (inputs, by_inputs))
             g = nonlinearity.back(tape.sums[position - 1], hidden, along)
-    return result[::-1]
 
 
 def condition(weights: Pair, by: Pair) -> None:
@@ -171,6 +174,32 @@ def condition(weights: Pair, by: Pair) -> None:
     new = var - var * var * (by.mean * by.mean - 2 * by.var)
     sound = np.isfinite(new) & (new > _SMALLEST_VARIANCE) & np.isfinite(by.mean)
     np.add(mean, var * by.mean, out=mean, where=sound)
+    np.copyto(var, new, where=sound)
+
+
+def squared_back(weights: Pair, inputs: Pair, g: Pair) -> Array:
+    """The squares of the derivatives by the weights' means, one example at a time, summed over examples: `(out, K)`."""
+    mean, _ = weights
+    root = math.sqrt(mean.shape[1])
+    straight, through = g.mean / root, g.var * (2 / mean.shape[1])
+    squares: Array = (
+        (straight * straight).T @ (inputs.mean * inputs.mean)
+        + 2 * mean * ((straight * through).T @ (inputs.mean * inputs.var))
+        + mean * mean * ((through * through).T @ (inputs.var * inputs.var))
+    )
+    return squares
+
+
+def condition_on_all(weights: Pair, by: Pair, squares: Array) -> None:
+    """Bayes' rule for several examples at once, in place: what each says about precision and mean is added up.
+
+    `by` are derivatives of log Z summed over the examples, `squares` the sums of the squares of those by the means. For
+    one example among many weights it is `condition`, to first order in what the example says.
+    """
+    mean, var = weights
+    new = 1 / (1 / var + np.maximum(squares - 2 * by.var, 0.0))
+    sound = np.isfinite(new) & (new > _SMALLEST_VARIANCE) & np.isfinite(by.mean)
+    np.add(mean, new * by.mean, out=mean, where=sound)
     np.copyto(var, new, where=sound)
 
 

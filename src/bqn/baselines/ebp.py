@@ -9,8 +9,8 @@ weights:
 
 The published rules follow the derivative of log Z by the means alone: terms through the variances are smaller by the
 root of the fan-in. Regression, which Ghosh, Delle Fave and Yedidia (2016) added, has a real output with gamma noise;
-classification has one sign unit a class. Targets of a regression are taken in one by one; of a classification, a batch
-at a time, by adding up what each example says.
+classification has one sign unit a class. Targets of a regression are taken in one by one; labels ten at a time, by
+adding up what each says.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ from bqn.baselines.adf import (
     Gamma,
     Pair,
     Tape,
-    backward,
     condition,
+    condition_on_all,
     forward,
     log_normal,
     normal_pdf,
     observe,
+    squared_back,
+    walk_back,
 )
 
 WEIGHTS = ("real", "fixed", "binary")
 _NOISE = Gamma(6.0, 6.0)
+_TOGETHER = 10  # labels: fifty made the steps of a small network so long that it did not recover
 
 
 class EBPNetwork(FilteredNetwork):
@@ -62,10 +65,9 @@ class EBPNetwork(FilteredNetwork):
         super().__init__(SIGN, ProbitHead(sizes[-1][0] + 1) if classes else GammaNoiseHead(_NOISE))
         self.weights, self.classes = weights, classes
         shapes = [(units, inputs + 1) for inputs, units in sizes]
-        spread = [1.0 if weights == "binary" else 1 / math.sqrt(shape[1]) for shape in shapes]
-        self.means = nn.ParameterList(
-            [doubles(torch.randn(shape) * each) for shape, each in zip(shapes, spread, strict=True)]
-        )
+        # Means must be a fair part of what weights are, or the signal is lost in the noise of the second hidden layer.
+        spread = 1.0 if weights == "binary" else 0.5
+        self.means = nn.ParameterList([doubles(torch.randn(shape) * spread) for shape in shapes])
         self.variances = nn.ParameterList([doubles(torch.ones(shape)) for shape in shapes if weights == "real"])
 
     def layers(self, state: State) -> list[Pair]:
@@ -89,21 +91,29 @@ class EBPNetwork(FilteredNetwork):
         return evidence / len(x)
 
     def _learn_labels(self, state: State, x: Array, y: Array) -> float:
-        tape = forward(self.layers(state), SIGN, x)
-        answers = np.where(np.arange(tape.output.mean.shape[1]) == y[:, None], 1.0, -1.0)
-        log_z, by = observe_signs(answers, tape.output)
-        self._take(state, tape, by)
-        return log_z / len(x)
+        evidence = 0.0
+        for start in range(0, len(x), _TOGETHER):
+            rows = slice(start, start + _TOGETHER)
+            tape = forward(self.layers(state), SIGN, x[rows])
+            answers = np.where(np.arange(tape.output.mean.shape[1]) == y[rows, None], 1.0, -1.0)
+            log_z, by = observe_signs(answers, tape.output)
+            evidence += log_z
+            self._take(state, tape, by)
+        return evidence / len(x)
 
     def _take(self, state: State, tape: Tape, by: Pair) -> None:
         """Let the weights follow what the output's derivatives say."""
         layers = self.layers(state)
-        if self.weights == "real":
-            for weights, each in zip(layers, backward(layers, SIGN, tape, by), strict=True):
-                condition(weights, each)
+        if self.weights != "real":
+            for n, step in enumerate(steps_of_means(layers, tape, by.mean)):
+                state[f"means.{n}"] += step  # the variance of fixed weights is one; the log-odds of binary ones add up
             return
-        for n, step in enumerate(steps_of_means(layers, tape, by.mean)):
-            state[f"means.{n}"] += step  # the variance of fixed weights is one; the log-odds of binary ones add up
+        found = list(walk_back(layers, SIGN, tape, by))[::-1]
+        for weights, inputs, (by_weights, by_sums) in zip(layers, tape.inputs, found, strict=True):
+            if len(inputs.mean) == 1:
+                condition(weights, by_weights)
+            else:
+                condition_on_all(weights, by_weights, squared_back(weights, inputs, by_sums))
 
     def kl(self) -> Tensor:
         """KL of the weights' posterior to a standard normal prior, or to fair coins, in nats."""
@@ -130,8 +140,9 @@ def observe_signs(answers: Array, output: Pair) -> tuple[float, Pair]:
     root = np.sqrt(output.var)
     z = output.mean / root
     log_z: Array = torch.special.log_ndtr(torch.from_numpy(answers * z)).numpy()
-    # φ/Φ from logarithms: both vanish where the answer is a surprise.
-    by_z = answers * np.exp(-0.5 * z * z - 0.5 * math.log(2 * math.pi) - log_z)
+    # φ/Φ by the scaled error function: both vanish where the answer is a surprise.
+    scaled: Array = torch.special.erfcx(torch.from_numpy(answers * z * -math.sqrt(0.5))).numpy()
+    by_z = answers * math.sqrt(2 / math.pi) / scaled
     by_mean = by_z / root
     return float(log_z.sum()), Pair(by_mean, -0.5 * by_mean * z / root)
 

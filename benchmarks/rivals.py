@@ -1,0 +1,241 @@
+"""How good are the other methods on the same data? Test scores over several seeds, one record a method, model and data.
+
+    python benchmarks/rivals.py --data-dir DIR --device cuda --seeds 0 1 2
+    python benchmarks/rivals.py --data-dir DIR --runs qnn:mlp:mnist e-qnn:cnn:mnist:epochs=50,members=5,name=five
+    python benchmarks/rivals.py --table
+
+A run is METHOD:MODEL:DATA, with further settings of `bqn.training.TrainConfig` behind another colon; what is not said
+comes from the presets. `name` tells apart records of the same method, model and data. Records are written to
+results/rivals/METHOD-MODEL-DATA[-NAME].json after every seed; seeds that are there with the same settings are not run
+again, so the command may be stopped and repeated. `--table` prints what is there, and trains nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bqn import evaluation, training
+from bqn.atomic import write_atomic
+from bqn.cli._settings import parse_numbers
+from bqn.data import Dataset, Split, load, split_validation
+
+HERE = Path(__file__).resolve().parent.parent
+SETS = ("mnist", "fashion-mnist", "kmnist")
+SMALL = ("mlp", "cnn")
+# What the paper's tables 1 to 3 compare with, what people use, and wide networks with published figures of their own.
+RUNS = (
+    *(f"{method}:{what}:{data}" for method in ("qnn", "e-qnn", "gaussian-bnn") for what in SMALL for data in SETS),
+    *(f"e-qnn:{what}:{data}:members=5,name=five" for what in SMALL for data in SETS),
+    *(f"{method}:{what}:mnist" for method in ("mc-dropout", "ensemble", "bayesbinn") for what in SMALL),
+    "qnn:mlp:mnist:hidden=4096/4096/4096,epochs=100,name=wide",
+    "bayesbinn:mlp:mnist:hidden=2048/2048/2048,epochs=500,name=wide",
+    "qnn:vgg:cifar10",
+    "gaussian-bnn:vgg:cifar10",
+    "e-qnn:vgg:cifar10:members=5",
+)  # fmt: skip
+FIGURES = ("nll", "error", "ece")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One record to fill: what to train, and where it is written."""
+
+    settings: dict[str, Any]
+    path: Path
+
+    @classmethod
+    def parse(cls, text: str, out: Path) -> Task:
+        method, model, data, *more = text.split(":")
+        pairs = [pair.split("=", 1) for part in more for pair in part.split(",")]
+        given = {name: _value(name, value) for name, value in pairs}
+        suffix = f"-{given.pop('name')}" if "name" in given else ""
+        return cls(
+            {"method": method, "model": model, "data": data, **given}, out / f"{method}-{model}-{data}{suffix}.json"
+        )
+
+    def config(self, seed: int, device: str) -> training.TrainConfig:
+        return training.TrainConfig.preset({**self.settings, "seed": seed, "device": device})
+
+
+def _value(name: str, text: str) -> Any:
+    """A setting as a number, numbers with slashes between them, or a word."""
+    if name == "name":
+        return text
+    numbers = parse_numbers(text.replace("/", ","))
+    words = {"true": True, "false": False}
+    if isinstance(numbers, str):
+        return words.get(numbers, numbers)
+    return numbers if "/" in text or name in ("hidden", "channels") else numbers[0]
+
+
+def fill(task: Task, seeds: list[int], device: str, data_dir: Path | None, samples: int, until: float) -> None:
+    """Run the seeds that the record lacks, writing it after each."""
+    record = _begin(task, device)
+    dataset = load(task.settings["data"], data_dir)
+    for seed in seeds:
+        if any(row["seed"] == seed for row in record["seeds"]):
+            continue
+        if time.perf_counter() > until:
+            print(f"{task.path.stem}, seed {seed}: not run, out of time", file=sys.stderr)
+            return
+        record["seeds"].append(_run(task.config(seed, device), dataset, samples))
+        record["seeds"].sort(key=lambda row: row["seed"])
+        record["mean"] = summarize(record["seeds"])
+        write_atomic(task.path, f"{json.dumps(record, indent=1)}\n".encode())
+        _print(task.path.stem, record)
+
+
+def _begin(task: Task, device: str) -> dict[str, Any]:
+    """The record as it is, if it is of the same settings; otherwise a new one."""
+    config = json.loads(task.config(0, device).to_json())
+    about = {name: config.pop(name) for name in ("method", "model", "data")}
+    kept = {name: value for name, value in config.items() if name not in ("seed", "device")}
+    if task.path.exists():
+        known: dict[str, Any] = json.loads(task.path.read_text())
+        if known["config"] == kept:
+            return known
+    task.path.parent.mkdir(parents=True, exist_ok=True)
+    return {**about, "config": kept, "code": _commit(), "hardware": _hardware(device),
+            "date": str(datetime.date.today()), "seeds": []}  # fmt: skip
+
+
+def _run(config: training.TrainConfig, dataset: Dataset, samples: int) -> dict[str, Any]:
+    """Train and evaluate once."""
+    began = time.perf_counter()
+    run = training.train(config, dataset=dataset)
+    seconds = time.perf_counter() - began
+    held_out = _validation(config, dataset)
+    began = time.perf_counter()
+    scores = evaluation.evaluate(
+        run.net,
+        dataset.test,
+        samples=samples,
+        temper_on=held_out,
+        prepare=run.preprocessing.input,
+        target_scale=run.preprocessing.target_scale,
+    )
+    best = run.history.best
+    return {
+        "seed": config.seed,
+        "epochs": len(run.history.records),
+        "best_epoch": run.history.best_epoch,
+        "seconds": seconds,
+        "evaluation_seconds": time.perf_counter() - began,
+        "parameters": sum(parameter.numel() for parameter in run.net.parameters()),
+        "validation": None if best is None else {"nll": best.validation_nll, "error": best.validation_error},
+        "samples": samples,
+        "test": {mode: scores[mode] for mode in run.net.modes},
+        "tempered": scores.get("tempered", {}),
+    }
+
+
+def _validation(config: training.TrainConfig, dataset: Dataset) -> Split | None:
+    if not config.validation_fraction or dataset.task != "classification":
+        return None
+    return split_validation(dataset.train, config.validation_fraction, config.seed, True)[1]
+
+
+def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, list[float | None]]]]:
+    """Mean over the seeds and its standard error (None for one seed), by part, mode and figure."""
+    return {
+        part: {
+            mode: {
+                name: _mean([row[part][mode][name] for row in rows])
+                for name in rows[0][part][mode]
+                if all(row[part][mode][name] is not None for row in rows)
+            }
+            for mode in rows[0][part]
+        }
+        for part in ("test", "tempered")
+    }
+
+
+def _mean(values: list[float]) -> list[float | None]:
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return [mean, None]
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return [mean, math.sqrt(variance / len(values))]
+
+
+def _print(name: str, record: dict[str, Any]) -> None:
+    for mode, scores in record["mean"]["test"].items():
+        tempered = record["mean"]["tempered"].get(mode, {}).get("nll", [math.nan])[0]
+        cells = "  ".join(f"{key} {scores[key][0]:.4f}" for key in FIGURES if key in scores)
+        print(f"{name:36s} {mode:8s} {len(record['seeds'])} seeds  {cells}  tempered nll {tempered:.4f}", flush=True)
+
+
+def table(out: Path) -> str:
+    """All records as a Markdown table, the figures that the comparison is about."""
+    lines = [
+        "| method | model | data | mode | seeds | epochs | error % | NLL | NLL, tempered | ECE % |",
+        "|---" * 10 + "|",
+    ]
+    for path in sorted(out.glob("*.json")):
+        record = json.loads(path.read_text())
+        config, hidden = record["config"], ", ".join(map(str, record["config"]["hidden"] or ()))
+        for mode, scores in record["mean"]["test"].items():
+            if "error" not in scores:
+                continue
+            tempered = record["mean"]["tempered"].get(mode, {})
+            figures = [_cell(scores["error"], 100, 2), _cell(scores["nll"], 1, 3), _cell(tempered.get("nll"), 1, 3),
+                       _cell(scores["ece"], 100, 2)]  # fmt: skip
+            about = [record["method"], f"{record['model']} {hidden}", record["data"], mode, str(len(record["seeds"]))]
+            lines.append(f"| {' | '.join([*about, str(config['epochs']), *figures])} |")
+    return "\n".join(lines)
+
+
+def _cell(figure: list[float | None] | None, factor: float, digits: int) -> str:
+    if figure is None or figure[0] is None:
+        return "–"
+    mean, error = figure
+    return f"{factor * mean:.{digits}f}" + ("" if error is None else f" ± {factor * error:.{digits}f}")
+
+
+def _commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def _hardware(device: str) -> str:
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+        return torch.cuda.get_device_name(None if device in ("auto", "cuda") else torch.device(device))
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="+", default=RUNS, metavar="METHOD:MODEL:DATA[:SETTINGS]", help="what to run")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="one run for each")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda[:N]")
+    parser.add_argument("--data-dir", type=Path, help="folder of the data sets")
+    parser.add_argument("--samples", type=int, default=10, help="networks drawn for the mc modes")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no run after this long")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "rivals", help="folder of the records")
+    parser.add_argument("--table", action="store_true", help="print the records and do nothing else")
+    args = parser.parse_args()
+    if args.table:
+        print(table(args.out))
+        return
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    until = time.perf_counter() + args.seconds
+    tasks = [Task.parse(text, args.out) for text in args.runs]
+    for task in tasks:
+        task.config(args.seeds[0], args.device)  # a bad setting stops everything before the work begins
+    for task in tasks:
+        fill(task, args.seeds, args.device, args.data_dir, args.samples, until)
+
+
+if __name__ == "__main__":
+    main()

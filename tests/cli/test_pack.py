@@ -1,0 +1,171 @@
+"""`bqn pack`, `bqn run` and `bqn inspect`: three commands from a run to the same figures from a file alone."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bqn.cli import main
+from bqn.deploy import load_packed
+from bqn.training import load_run
+from tests.cli.files import QUICK, images, write_images, write_table
+
+
+@pytest.fixture(scope="module")
+def packed(home, tmp_path_factory):
+    """Packed files of the runs: map and mc of the classifier, mc of the regression."""
+    folder = tmp_path_factory.mktemp("packed")
+    assert main(["pack", str(home.classifier), "--out", str(folder / "map.bqn")]) == 0
+    options = ["--mode", "mc", "--samples", "3", "--seed", "5"]
+    assert main(["pack", str(home.classifier), *options, "--out", str(folder / "mc.bqn")]) == 0
+    assert main(["pack", str(home.regression), *options, "--out", str(folder / "prices.bqn")]) == 0
+    return folder
+
+
+def evaluated(bqn, run, *options):
+    return json.loads(bqn("evaluate", run, "--samples", 3, "--seed", 5, *options, "--json").out)
+
+
+@pytest.mark.parametrize("mode", ["map", "mc"])
+def test_the_same_figures_as_evaluate(bqn, home, packed, mode):
+    done = bqn("run", packed / f"{mode}.bqn", "--data", home.images, "--json")
+    assert (done.code, done.err) == (0, "")
+    result = json.loads(done.out)
+    expected = evaluated(bqn, home.classifier)[mode]
+    assert {name: result[name] for name in expected} == expected
+    assert result["members"] == (1 if mode == "map" else 3)
+    assert (result["examples"], result["part"], result["task"]) == (30, "test", "classification")
+
+
+def test_the_same_figures_for_a_regression(bqn, home, packed):
+    result = json.loads(bqn("run", packed / "prices.bqn", "--data", home.table, "--json").out)
+    expected = evaluated(bqn, home.regression)["mc"]
+    for name, value in expected.items():
+        assert result[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_recalibrated(bqn, home, tmp_path):
+    options = ("--mode", "mc", "--samples", 3, "--seed", 5)
+    assert bqn("pack", home.classifier, *options, "--recalibrate", "--out", tmp_path / "a.bqn").code == 0
+    result = json.loads(bqn("run", tmp_path / "a.bqn", "--data", home.images, "--json").out)
+    expected = evaluated(bqn, home.classifier, "--recalibrate")["mc_recalibrated"]
+    assert {name: result[name] for name in expected} == expected
+    assert load_packed(tmp_path / "a.bqn").packed.about["recalibrated"] is True
+
+
+def test_the_digits_that_come_with_scikit_learn(bqn, tmp_path):
+    assert main(["train", "--data", "digits", "--out", str(tmp_path / "run"), *QUICK]) == 0
+    assert bqn("pack", tmp_path / "run", "--mode", "map", "--out", tmp_path / "one.bqn").code == 0
+    result = json.loads(bqn("run", tmp_path / "one.bqn", "--data", "digits", "--json").out)
+    expected = evaluated(bqn, tmp_path / "run")["map"]
+    assert {name: result[name] for name in expected} == expected
+
+
+def test_a_table_of_features_with_classes(bqn, tmp_path):
+    table = write_table(tmp_path / "kinds.csv", labels=True)
+    assert main(["train", "--data", str(table), "--target", "kind", "--out", str(tmp_path / "run"), *QUICK]) == 0
+    assert bqn("pack", tmp_path / "run", "--out", tmp_path / "a.bqn").code == 0
+    result = json.loads(bqn("run", tmp_path / "a.bqn", "--data", table, "--json").out)
+    expected = evaluated(bqn, tmp_path / "run")["map"]
+    assert result["error"] == expected["error"]
+    assert result["nll"] == pytest.approx(expected["nll"], rel=1e-5)
+
+
+def test_all_examples(bqn, home, packed):
+    result = json.loads(bqn("run", packed / "map.bqn", "--data", home.images, "--part", "all", "--json").out)
+    assert result["examples"] == 90
+
+
+def test_tables_for_people(bqn, home, packed):
+    done = bqn("run", packed / "mc.bqn", "--data", home.images)
+    assert done.code == 0
+    for text in ("3 networks", "30 examples", "NLL", "packed"):
+        assert text in done.out
+    done = bqn("inspect", packed / "mc.bqn")
+    assert done.code == 0
+    for text in ("3 networks on pixels", "36 → 8, binary", "thresholds", "one in float32", "3 classes"):
+        assert text in " ".join(done.out.split())
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+def test_pack_says_what_it_wrote(bqn, home, tmp_path):
+    done = bqn("pack", home.classifier, "--out", tmp_path / "a.bqn")
+    assert done.code == 0
+    assert "the most probable network of 312 weights at 1 bits" in " ".join(done.out.split())
+    facts = json.loads(bqn("pack", home.classifier, "--out", tmp_path / "a.bqn", "--json").out)
+    assert facts["file_bytes"] == (tmp_path / "a.bqn").stat().st_size
+    inspected = json.loads(bqn("inspect", tmp_path / "a.bqn", "--json").out)
+    assert inspected == facts
+    assert sum(inspected["bytes"].values()) == inspected["file_bytes"]
+    assert inspected["about"]["mode"] == "map"
+
+
+def test_predictions(bqn, home, packed, tmp_path):
+    x, _ = images(4, seed=9)
+    files = []
+    for position, picture in enumerate(x):
+        files.append(tmp_path / f"{position}.png")
+        Image.fromarray(picture).save(files[-1])
+    rows = list(csv.DictReader(io.StringIO(bqn("run", packed / "mc.bqn", *files).out)))
+    probs = load_packed(packed / "mc.bqn")(x[:, None])
+    for row, file, expected in zip(rows, files, probs, strict=True):
+        assert row["file"] == str(file)
+        assert [float(row[f"p_{name}"]) for name in "abc"] == pytest.approx(expected.tolist(), abs=1e-6)
+        assert row["prediction"] == "abc"[int(expected.argmax())]
+    done = bqn("run", packed / "mc.bqn", *files, "--json")
+    result = json.loads(done.out)
+    assert (result["members"], len(result["predictions"])) == (3, 4)
+    assert bqn("run", packed / "mc.bqn", *files, "--out", tmp_path / "rows.csv").out == ""
+    assert (tmp_path / "rows.csv").read_text().count("\n") == 5
+
+
+def test_predictions_of_a_regression(bqn, home, packed):
+    rows = list(csv.DictReader(io.StringIO(bqn("run", packed / "prices.bqn", home.table).out)))
+    assert len(rows) == 80
+    table = np.genfromtxt(home.table, delimiter=",", skip_header=1)
+    x = torch.from_numpy(table[:, [0, 2, 3]].astype(np.float32))
+    expected = load_run(home.regression).predict(x, "mc", 3, torch.Generator().manual_seed(5))
+    assert [float(row["mean"]) for row in rows] == pytest.approx(expected.mean[:, 0].tolist(), rel=1e-5)
+    assert [float(row["std"]) for row in rows] == pytest.approx(expected.var[:, 0].sqrt().tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize("command", ["run", "inspect"])
+def test_files_that_are_no_packed_networks(bqn, packed, tmp_path, command):
+    broken = tmp_path / "broken.bqn"
+    options = ("--data", "digits") if command == "run" else ()
+    content = (packed / "map.bqn").read_bytes()
+    for damage in (b"", content[:50], content[:-1], b"\0" * 100, content[:-1] + bytes([content[-1] ^ 1])):
+        broken.write_bytes(damage)
+        assert str(broken) in bqn(command, broken, *options).fails()
+    assert "checksum does not match" in bqn(command, broken, *options).fails()
+    assert "No such file" in bqn(command, tmp_path / "missing.bqn", *options).fails()
+    assert "Is a directory" in bqn(command, tmp_path, *options).fails()
+
+
+def test_wrong_usage_of_pack(bqn, home, run, tmp_path):
+    out = ("--out", tmp_path / "a.bqn")
+    assert "--mode must be one of map, mc" in bqn("pack", home.classifier, "--mode", "analytic", *out).fails(2)
+    assert "missing option '--out'" in bqn("pack", home.classifier).fails(2)
+    assert "is not a folder" in bqn("pack", tmp_path / "nothing", *out).fails()
+    assert "No such file or directory" in bqn("pack", home.classifier, "--out", tmp_path / "no" / "a.bqn").fails()
+    assert "Is a directory" in bqn("pack", home.classifier, "--out", tmp_path).fails()
+    assert not (tmp_path / "a.bqn").exists()
+
+
+def test_wrong_usage_of_run(bqn, home, packed, tmp_path):
+    file = packed / "map.bqn"
+    assert "name either --data to evaluate on, or files" in bqn("run", file).fails(2)
+    assert "name either --data" in bqn("run", file, home.images, "--data", home.images).fails(2)
+    assert "--part must be one of test, all" in bqn("run", file, "--data", home.images, "--part", "half").fails(2)
+    assert "are for predictions" in bqn("run", file, "--data", home.images, "--format", "csv").fails(2)
+    assert "--format must be one of" in bqn("run", file, home.images, "--format", "yaml").fails(2)
+    assert "is for regression" in bqn("run", file, "--data", home.table).fails()
+    assert "is for classification" in bqn("run", packed / "prices.bqn", "--data", home.images).fails()
+    other = write_images(tmp_path / "other.npz", size=8)
+    assert "images of 1 × 8 × 8" in bqn("run", file, "--data", other).fails()
+    unknown = write_images(tmp_path / "unknown.npz", names="abx")
+    assert "does not know: x" in bqn("run", file, "--data", unknown).fails()

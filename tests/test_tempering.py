@@ -1,0 +1,46 @@
+"""Temperature scaling: the known optimum is found, and nothing but confidence changes."""
+
+import pytest
+import torch
+
+from bqn.tempering import fit_temperature, temper
+
+
+@pytest.mark.parametrize("wanted", [0.1, 0.7, 1.0, 3.0, 40.0])
+def test_finds_the_temperature_that_made_the_labels(wanted):
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * wanted * torch.randn(20_000, 4, generator=generator, dtype=torch.float64)
+    y = torch.multinomial(torch.softmax(logits / wanted, -1), 1, generator=generator).squeeze(-1)
+    assert fit_temperature(torch.log_softmax(logits, -1), y) == pytest.approx(wanted, rel=0.05)
+
+
+def test_is_the_best_of_all():
+    generator = torch.Generator().manual_seed(1)
+    logits, y = 5 * torch.randn(50, 3, generator=generator), torch.randint(3, (50,), generator=generator)
+
+    def nll(temperature):
+        return -temper(logits.double(), temperature).log().gather(1, y.unsqueeze(1)).mean()
+
+    best = fit_temperature(logits, y)
+    assert all(nll(best) <= nll(best * factor) for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2.0))
+
+
+def test_logits_too_far_apart_for_float32():
+    logits = torch.tensor([[0.0, 500.0], [500.0, 0.0], [0.0, 500.0]], dtype=torch.float64)
+    temperature = fit_temperature(torch.log_softmax(logits, -1), torch.tensor([1, 0, 0]))
+    probs = temper(logits, temperature)  # two of three right, so two thirds is the best confidence
+    assert probs.amax(-1).tolist() == pytest.approx([2 / 3] * 3, abs=1e-3)
+    assert probs.argmax(-1).tolist() == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "y", "message"),
+    [
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), "log_probs must have shape"),
+        (torch.zeros(3), torch.zeros(3, dtype=torch.long), "log_probs must have shape"),
+        (torch.zeros(2, 3), torch.tensor([0, 3]), "labels from 0 to 2"),
+    ],
+)
+def test_bad_input(log_probs, y, message):
+    with pytest.raises(ValueError, match=message):
+        fit_temperature(log_probs, y)
