@@ -1,12 +1,12 @@
 """How near is a training step on a GPU to what the card can do?
 
-    python benchmarks/gpu_step.py [--quick] [--out results/benchmarks/gpu_step.json]
+    python benchmarks/gpu_step.py [--out results/benchmarks/gpu_step.json]
 
 Needs a CUDA device. Every row stands beside its floor and its rivals, measured in the same run:
 
 - the pair of products of a layer in bfloat16, forward, against two library products (the floor);
 - a training step (forward, backward, Adam) of the MLP, CNN and VGG at batch 100 and 512, recorded as a CUDA graph: ours
-  in TF32, in bfloat16, and in bfloat16 compiled; the plain real-valued network of the same sizes with batch norm and
+  in TF32 and in bfloat16; the plain real-valued network of the same sizes with batch norm and
   ReLU in bfloat16, recorded too; and the same network of bayesian-torch and torchbnn layers with one sample a step in
   bfloat16, where they are installed. These are launched one by one: they copy from the host inside a step and cannot be
   recorded. The floor is twice the plain network;
@@ -146,10 +146,10 @@ def rival_step(model: str, kind: str, batch: int) -> Callable[[], None]:
     return recorded(step) if kind == "plain" else step
 
 
-def trainer(model: str, batch: int, low: bool, compiled: bool, seed: int = 0) -> Trainer:
+def trainer(model: str, batch: int, low: bool, seed: int = 0) -> Trainer:
     config = TrainConfig.preset({
         "model": model, "data": "cifar10" if model == "vgg" else "mnist", "device": "cuda", "batch_size": batch,
-        "mixed_precision": low, "compile": compiled, "validation_fraction": 0.0, "seed": seed,
+        "mixed_precision": low, "validation_fraction": 0.0, "seed": seed,
     })  # fmt: skip
     x = torch.randint(256, (EXAMPLES, *SHAPES[model]), dtype=torch.uint8)
     net = build_model(config, SHAPES[model], 10)
@@ -200,7 +200,7 @@ def products(rows: list[dict[str, Any]]) -> None:
         print(f"{what:40s} floor {floor:7.3f} ms   ours {time_ours:7.3f} ms   {floor / time_ours:5.0%} of the floor")
 
 
-def steps(rows: list[dict[str, Any]], quick: bool) -> None:
+def steps(rows: list[dict[str, Any]]) -> None:
     kinds = ["plain"]
     kinds += [kind for kind in ("torchbnn", "bayesian_torch") if importlib.util.find_spec(kind) is not None]
     for model in SHAPES:
@@ -210,17 +210,10 @@ def steps(rows: list[dict[str, Any]], quick: bool) -> None:
             for kind in kinds:
                 with _fresh(memory, kind):
                     times[kind] = best_time(rival_step(model, kind, batch)) * 1e3
-            for name, low, compiled in (
-                ("tf32", False, False), ("bf16", True, False), ("bf16 compiled", True, True),
-            ):  # fmt: skip
-                if compiled and (quick or batch != 100):  # a compilation takes most of a minute
-                    continue
-                began = time.perf_counter()
+            for name, low in (("tf32", False), ("bf16", True)):
                 with _fresh(memory, name):
-                    work, count = our_step([trainer(model, batch, low, compiled)])
+                    work, count = our_step([trainer(model, batch, low)])
                     times[name] = best_time(work, 3) * 1e3 / count
-                if compiled:
-                    print(f"  (compiling took {time.perf_counter() - began:.0f} s)")
             for name, value in times.items():
                 ratio, room = value / times["plain"], memory[name] / memory["plain"]
                 print(
@@ -249,7 +242,7 @@ def _fresh(memory: dict[str, float], name: str) -> Any:
 def replicas(rows: list[dict[str, Any]]) -> None:
     for model, count in (("mlp", 8), ("cnn", 8)):
         for many in (1, count):
-            work, number = our_step([trainer(model, 100, True, False, seed) for seed in range(many)], 20)
+            work, number = our_step([trainer(model, 100, True, seed) for seed in range(many)], 20)
             each = best_time(work, 3) * 1e3 / number / many
             whole = each * 600 * 100 / 1e3
             print(
@@ -260,7 +253,6 @@ def replicas(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="leave the compiled steps out")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -272,7 +264,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     products(rows)
     replicas(rows)
-    steps(rows, args.quick)
+    steps(rows)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         record = {"hardware": hardware, "date": str(datetime.date.today()), "unit": "ms", "rows": rows}

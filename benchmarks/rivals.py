@@ -45,6 +45,37 @@ RUNS = (
     "e-qnn:vgg:cifar10:members=5",
 )  # fmt: skip
 FIGURES = ("nll", "error", "ece")
+# Published figures: record, mode, who, model and data, error in %, NLL, by whom. docs/baselines.md shows ours beside them.
+PAPER = "Su et al., table"
+CURVE = "Su et al., figure"
+TEN = f"{PAPER} 1, 10 members"
+PUBLISHED = (
+    ("qnn-mlp-mnist", "map", "`qnn`", "MNIST, MLP 512-256", 4.14, 0.522, f"{PAPER} 2"),
+    ("qnn-mlp-fashion-mnist", "map", "`qnn`", "Fashion-MNIST, MLP", 19.56, 2.019, f"{PAPER} 2"),
+    ("qnn-mlp-kmnist", "map", "`qnn`", "KMNIST, MLP", 15.67, 2.427, f"{PAPER} 2"),
+    ("qnn-cnn-mnist", "map", "`qnn`", "MNIST, CNN", 1.08, 0.497, f"{PAPER} 2"),
+    ("qnn-cnn-fashion-mnist", "map", "`qnn`", "Fashion-MNIST, CNN", 14.20, 4.735, f"{PAPER} 2"),
+    ("qnn-cnn-kmnist", "map", "`qnn`", "KMNIST, CNN", 3.88, 1.878, f"{PAPER} 2"),
+    ("qnn-mlp-mnist-wide", "map", "`qnn`", "MNIST, MLP 3 × 4096", 1.0, None, "Courbariaux et al."),
+    ("qnn-vgg-cifar10", "map", "`qnn`", "CIFAR-10, VGG", None, None, "not given"),
+    ("e-qnn-mlp-mnist", "logits", "`e-qnn`, 10 members", "MNIST, MLP", 3.30, 0.547, f"{PAPER} 1"),
+    ("e-qnn-mlp-fashion-mnist", "logits", "`e-qnn`, 10 members", "Fashion-MNIST, MLP", 17.88, 2.386, f"{PAPER} 1"),
+    ("e-qnn-mlp-kmnist", "logits", "`e-qnn`, 10 members", "KMNIST, MLP", 13.02, 2.529, f"{PAPER} 1"),
+    ("e-qnn-cnn-mnist-five", "logits", "`e-qnn`, 5 members", "MNIST, CNN", 0.85, 0.425, TEN),
+    ("e-qnn-cnn-fashion-mnist-five", "logits", "`e-qnn`, 5 members", "Fashion-MNIST, CNN", 11.49, 3.756, TEN),
+    ("e-qnn-cnn-kmnist-five", "logits", "`e-qnn`, 5 members", "KMNIST, CNN", 3.02, 1.611, TEN),
+    ("gaussian-bnn-mlp-mnist", "mc", "`gaussian-bnn`", "MNIST, MLP", 1.03, 0.0344, CURVE),
+    ("gaussian-bnn-mlp-fashion-mnist", "mc", "`gaussian-bnn`", "Fashion-MNIST, MLP", 10.6, 0.313, CURVE),
+    ("gaussian-bnn-mlp-kmnist", "mc", "`gaussian-bnn`", "KMNIST, MLP", 4.7, 0.217, CURVE),
+    ("gaussian-bnn-cnn-mnist", "mc", "`gaussian-bnn`", "MNIST, CNN", 0.77, 0.0291, CURVE),
+    ("gaussian-bnn-cnn-fashion-mnist", "mc", "`gaussian-bnn`", "Fashion-MNIST, CNN", 8.3, 0.274, CURVE),
+    ("gaussian-bnn-cnn-kmnist", "mc", "`gaussian-bnn`", "KMNIST, CNN", 2.8, 0.191, CURVE),
+    ("bayesbinn-mlp-mnist-wide", "map", "`bayesbinn`", "MNIST, MLP 3 × 2048", 1.14, None, "Meng et al., ± 0.06"),
+    ("bayesbinn-mlp-mnist", "map", "`bayesbinn`", "MNIST, MLP 512-256", None, None, "not given"),
+    ("mc-dropout-mlp-mnist", "mc", "`mc-dropout`", "MNIST, MLP", None, None, "not given"),
+    ("mc-dropout-cnn-mnist", "mc", "`mc-dropout`", "MNIST, CNN", None, None, "not given"),
+    ("ensemble-mlp-mnist", "members", "`ensemble`", "MNIST, MLP", None, None, "not given"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -196,6 +227,22 @@ def table(out: Path) -> str:
     return "\n".join(lines)
 
 
+def figures(out: Path) -> str:
+    """What is published and what we reach, as a Markdown table; a figure that is not reached is marked."""
+    heads = ("method", "data, model", "published error %, NLL", "by", "ours: error %", "NLL", "NLL, tempered")
+    lines = [f"| {' | '.join(heads)} | epochs, seeds |", "|---" * 8 + "|"]
+    for name, mode, who, what, error, nll, source in PUBLISHED:
+        record = json.loads((out / f"{name}.json").read_text())
+        scores, tempered = record["mean"]["test"][mode], record["mean"]["tempered"].get(mode, {})
+        missed = error is not None and 100 * scores["error"][0] > error
+        published = "–" if error is None else f"{error:.2f}, {'–' if nll is None else f'{nll:.3f}'}"
+        ours = f"{_cell(scores['error'], 100, 2)}{' (not reached)' if missed else ''}"
+        rest = (_cell(scores["nll"], 1, 3), _cell(tempered.get("nll"), 1, 3))
+        effort = f"{record['config']['epochs']}, {len(record['seeds'])}"
+        lines.append(f"| {' | '.join((who, what, published, source, ours, *rest, effort))} |")
+    return "\n".join(lines)
+
+
 def _cell(figure: list[float | None] | None, factor: float, digits: int) -> str:
     if figure is None or figure[0] is None:
         return "–"
@@ -224,9 +271,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no run after this long")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "rivals", help="folder of the records")
     parser.add_argument("--table", action="store_true", help="print the records and do nothing else")
+    parser.add_argument("--figures", action="store_true", help="print them beside what is published, for the docs")
     args = parser.parse_args()
-    if args.table:
-        print(table(args.out))
+    if args.table or args.figures:
+        print(table(args.out) if args.table else figures(args.out))
         return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     until = time.perf_counter() + args.seconds

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,11 @@ def test_table_of_the_readme_is_that_of_the_records() -> None:
         modes = ("analytic", "mc", "mc_recalibrated", "map", "map_recalibrated")
         cells = [f"{test[mode]['nll']:.3f} / {100 * test[mode]['error']:.2f} %" for mode in modes]
         assert f"| {architecture.upper()} | {' | '.join(cells)} |" in page
+
+
+def test_table_of_the_rivals_is_that_of_the_records() -> None:
+    printed = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/rivals.py"), "--figures"], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.count("\n") > 20
+    assert printed in (ROOT / "docs/baselines.md").read_text()

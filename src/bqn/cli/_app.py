@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bqn import __version__
-from bqn.cli import benchmark, compare, data, evaluate, pack, predict, report, resume, run, sweep, train
+from bqn.cli import benchmark, compare, data, evaluate, export, pack, predict, report, resume, run, sweep, train
 from bqn.cli import inspect as inspection
 from bqn.cli._console import show
 
@@ -61,3 +61,4 @@ _add(predict.predict, "Use", predict.EXAMPLES)
 _add(pack.pack, "Deploy", pack.EXAMPLES)
 _add(run.run, "Deploy", run.EXAMPLES)
 _add(inspection.inspect, "Deploy", inspection.EXAMPLES)
+_add(export.export, "Deploy", export.EXAMPLES)

@@ -69,7 +69,6 @@ SETTINGS: Mapping[str, Setting] = {
     "batch_norm": Setting(SWITCHES, "Batch norm after each hidden layer"),
     "pool_first": Setting(SWITCHES, "Pooling before batch norm and sign"),
     "mixed_precision": Setting(SWITCHES, "Products in bfloat16, on CUDA only"),
-    "compile": Setting(SWITCHES, "Fuse the training step by torch's compiler, on CUDA only; for long runs"),
     "seed": Setting(MACHINE, "Decides starting weights, validation split, order and augmentation", "N"),
     "device": Setting(MACHINE, "auto, cpu, cuda or cuda:N; auto takes CUDA if there is one", "DEVICE"),
     "threads": Setting(MACHINE, "CPU threads; torch's own choice if not given", "N"),

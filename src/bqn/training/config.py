@@ -71,9 +71,6 @@ class TrainConfig:
         Augmentation of images: random shift by up to so many pixels; random mirroring.
     mixed_precision : bool
         Products in bfloat16 while training, on CUDA only. Head, KL and validation stay in float32.
-    compile : bool
-        Let torch's compiler fuse the training step, on CUDA only: a minute's wait at the start, then two to four times
-        as fast. For long runs.
     seed : int
         Decides starting weights, validation split, order of examples and augmentation.
     device : str
@@ -122,7 +119,6 @@ class TrainConfig:
     shift: int = 0
     flip: bool = False
     mixed_precision: bool = False
-    compile: bool = False
     seed: int = 0
     device: str = "auto"
     threads: int | None = None

@@ -104,7 +104,6 @@ class Trainer:
         self.state = TrainingState(net, optimizer, config.seed, device, config.best_by)
         self.folder: RunFolder | None = None
         self.recording: Recording | None = None
-        self._recorded_terms = torch.compile(net.elbo_terms, dynamic=False) if config.compile else net.elbo_terms
         self._recorded_epoch: int | None = None
 
     def keep_in(self, folder: RunFolder) -> None:
@@ -279,9 +278,8 @@ class Trainer:
         mixed = half.lowered() if self.config.mixed_precision else nullcontext()
         bound = {} if isinstance(self.net.head, GaussianHead) else {"bound": self.config.bound}
         with mixed:
-            if lam is not None:
-                return self._recorded_terms(to_input(x), y, len(self.x), lam, **bound)
-            return self.net.elbo_terms(to_input(x), y, len(self.x), self.lam(self._time()), **bound)
+            weight = self.lam(self._time()) if lam is None else lam
+            return self.net.elbo_terms(to_input(x), y, len(self.x), weight, **bound)
 
     def _score(self, started: float) -> EpochRecord:
         state, config = self.state, self.config
