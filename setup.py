@@ -17,6 +17,14 @@ setup(
             extra_compile_args=POSIX,
             extra_link_args=[] if sys.platform == "win32" else ["-pthread"],
             optional=True,
-        )
+        ),
+        Extension(
+            "bqn.propagate._cpu_kernels",
+            ["src/bqn/propagate/cpu_kernels.c"],
+            # Loops with a choice in them become vectors only if comparisons may not trap; a NaN stays a NaN.
+            extra_compile_args=[*POSIX, "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"] if POSIX else [],
+            extra_link_args=["-lm"] if POSIX else [],
+            optional=True,
+        ),
     ]
 )

@@ -1,7 +1,14 @@
-"""Damaged and forged packed files. As a script: `python -m tests.deploy.fuzz COUNT [FIRST SEED]`.
+"""Damaged, forged and made-up packed files. As a script: `python -m tests.deploy.fuzz COUNT [FIRST SEED]`.
 
 Damage is done to the bytes of a file, as disks and networks do it: it must always be noticed. Forgery is done to the
-program and the arrays, with a checksum that fits: the result must be refused, or be a network that runs.
+program and the arrays, with a checksum that fits: the result must be refused, or be a network that runs. Random
+programs (`made_up.py`) are forged too, or run as they are. What runs must give the same on numpy and on the compiled
+kernels, whose instruction sets take turns. The script is meant for kernels with sanitizers:
+
+    gcc -std=c99 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fPIC -shared -pthread \\
+        src/bqn/deploy/kernels.c -o /tmp/kernels.so
+    LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \\
+        BQN_KERNELS_LIBRARY=/tmp/kernels.so python -m tests.deploy.fuzz 100000
 """
 
 from __future__ import annotations
@@ -16,12 +23,15 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save
 
 import bqn
 from bqn import nn
-from bqn.deploy import PackedError, PackedModel, from_bytes, pack_in_memory, to_bytes
+from bqn.deploy import PackedError, PackedModel, _native, from_bytes, pack_in_memory, to_bytes
 from bqn.deploy.container import FORMAT, checksum
+from tests.deploy.guarded import guarded_arena
+from tests.deploy.made_up import made_up_program
 from tests.deploy.networks import disturb, sampled
 
 SHAPE = (2, 6, 7)
@@ -75,9 +85,14 @@ def damaged(rng: random.Random) -> bytes:
             return bytes(content)
 
 
-def forged(rng: random.Random) -> bytes:
+def made_up(rng: random.Random) -> bytes:
+    """A file with a random program."""
+    return to_bytes(made_up_program(np.random.default_rng(rng.getrandbits(64))))
+
+
+def forged(rng: random.Random, content: bytes | None = None) -> bytes:
     """A file whose program or arrays were changed by somebody who knows how to make the checksum fit."""
-    text, given = _opened(rng.randrange(len(valid_files())))
+    text, given = _opened(rng.choice(valid_files()) if content is None else content)
     program, arrays = json.loads(text), dict(given)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if rng.random() < 0.65:
@@ -89,12 +104,10 @@ def forged(rng: random.Random) -> bytes:
     return save(kept, {"format": FORMAT, "program": text, "sha256": checksum(text, kept)})
 
 
-@cache
-def _opened(position: int) -> tuple[str, dict[str, np.ndarray]]:
-    """The program and the arrays of a valid file."""
-    content = valid_files()[position]
+def _opened(content: bytes) -> tuple[str, dict[str, np.ndarray]]:
+    """The program and the arrays of a file."""
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return header["__metadata__"]["program"], from_bytes(content).arrays
+    return header["__metadata__"]["program"], load_arrays(content)
 
 
 def _change_json(rng: random.Random, program: Any) -> None:
@@ -153,8 +166,8 @@ def _change_array(rng: random.Random, arrays: dict[str, np.ndarray]) -> None:
         arrays[name] = array[..., :-1] if array.ndim > 1 else array[:0]
 
 
-def outcome(content: bytes) -> str:
-    """What becomes of a file: "refused", "ran", or any other exception, which is a fault.
+def outcome(content: bytes, rng: random.Random, kernels: str | None = None) -> str:
+    """What becomes of a file: "refused", "ran", "ran compiled", or any other exception, which is a fault.
 
     What runs must give the same with the compiled kernels, where there are any.
     """
@@ -167,39 +180,59 @@ def outcome(content: bytes) -> str:
     if int(np.prod(shape)) > MOST_WORK:
         return "too large to run"
     pixels = model.program.input.kind == "pixels"
-    x = np.full((2, *shape), 200, np.uint8) if pixels else np.ones((2, *shape), np.float32)
+    x = np.frombuffer(rng.randbytes(int(np.prod(shape)) * (count := rng.choice((1, 2, 3, 17)))), np.uint8)
+    x = x.reshape(count, *shape) if pixels else x.reshape(count, *shape).astype(np.float32) / 256
     try:
-        result = model(x)
+        expected = model.logits(x)
     except ValueError as error:  # a shape that does not fit, or features that are too large once they are scaled
         return f"refused to run: {type(error).__name__}"
+    compiled = PackedModel(packed, kernels)
+    for by_numpy, got in zip(expected, compiled.logits(x), strict=True):
+        np.testing.assert_array_equal(got, by_numpy)
+    for by_numpy, got in zip(expected, compiled.logits(x[:0]), strict=True):
+        assert got.shape == by_numpy[:0].shape
+    result = compiled(x)
     parts = result if isinstance(result, tuple) else (result,)
     assert all(np.isfinite(part).all() for part in parts), "the answer is not finite"
-    fastest = PackedModel(packed)
-    if fastest.kernels != "numpy":
-        for expected, got in zip(model.logits(x), fastest.logits(x), strict=True):
-            np.testing.assert_array_equal(got, expected)
-    return "ran"
+    return "ran compiled" if any(isinstance(plan, _native.Plan) for plan in compiled._plans_for(shape)) else "ran"
+
+
+KINDS = ("damaged", "forged", "made up", "made up and forged")
+
+
+def case(seed: int) -> str:
+    """One case: a file of the kind whose turn it is, on the instruction set whose turn it is."""
+    rng, kind = random.Random(seed), KINDS[seed % len(KINDS)]
+    content = damaged(rng) if kind == "damaged" else forged(rng) if kind == "forged" else made_up(rng)
+    if kind == "made up and forged":
+        content = forged(rng, content)
+    sets = _native.supported() or ("numpy",)
+    kernels = sets[seed // len(KINDS) % len(sets)]
+    result = outcome(content, rng, kernels)
+    if kind == "damaged" and result != "refused":
+        raise AssertionError("damage was not noticed")
+    return f"{kind}: {result}{f' on {kernels}' if result == 'ran compiled' else ''}"
 
 
 def main(count: int, first: int) -> None:
     found: Counter[str] = Counter()
     valid_files()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    usual = _native.Plan._arena
     for seed in range(first, first + count):
-        rng = random.Random(seed)
-        damage = seed % 2 == 0
-        content = damaged(rng) if damage else forged(rng)
+        # In turns: memory whose margins the sanitizer watches, and memory that ends at a forbidden page.
+        _native.Plan._arena = guarded_arena if seed % 32 >= 16 else usual  # type: ignore[method-assign]
+        _native.set_threads(1 + seed % 3)
         try:
-            result = outcome(content)
+            found[case(seed)] += 1
         except Exception:
             print(f"seed {seed}", flush=True)
             raise
-        assert not damage or result == "refused", f"seed {seed}: damage was not noticed"
-        found[f"{'damaged' if damage else 'forged'}: {result}"] += 1
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # in kB on Linux
-    print(f"{count:,} files; memory grew by {grown / 1e3:.1f} MB at most")
-    for what, times in sorted(found.items()):
-        print(f"{times:9,}  {what}")
+        if found.total() in (count, *range(0, count, 10_000)):
+            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # in kB on Linux
+            print(f"{found.total():,} files; memory grew by {grown / 1e3:.1f} MB at most")
+            for what, times in sorted(found.items()):
+                print(f"{times:9,}  {what}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python -m tests.deploy.native_cases LIBRARY CASES
 
-runs it on the kernels of a shared library, which the tests build with sanitizers.
+runs it on the kernels of a shared library, which the tests build with sanitizers, in memory that ends at a forbidden
+page.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from bqn.deploy import _layout, _native, _plan, ops
 from bqn.deploy.program import PIXELS, Lattice
+from tests.deploy.guarded import guarded_arena
 
 Array = npt.NDArray[Any]
 SIGNS, TERNARY, QUATERNARY = Lattice(-1, 2, 2), Lattice(-1, 1, 3), Lattice(-3, 2, 4)
@@ -114,6 +116,23 @@ def random_product(rng: np.random.Generator) -> Product:
     )
 
 
+def whole_window(rng: np.random.Generator) -> Product:
+    """A window as large as the image, on some more images than are prepared together."""
+    images, height, width, channels, outputs = 20, 7, 7, 512, 3
+    return Product(
+        rng.integers(0, 4, (images, height, width, channels), np.uint16),
+        QUATERNARY,
+        False,
+        rng.integers(0, 4, (outputs, height, width, channels), np.uint8),
+        QUATERNARY,
+        rng.integers(-99, 100, outputs),
+        _layout.Geometry(),
+        SIGNS,
+        np.zeros((1, 1, outputs), np.int64),
+        rng.integers(0, 2, outputs).astype(bool),
+    )
+
+
 def check_product(case: Product, instructions: str, library: CDLL | None = None) -> str:
     """Compare a kernel with numpy; returns the mode that was used."""
     (integers, codes), mode = case.computed(instructions, library)
@@ -126,8 +145,9 @@ def check_product(case: Product, instructions: str, library: CDLL | None = None)
 def main(path: str, cases: int) -> None:
     library = _native.bind(Path(path))
     here = [name for code, name in enumerate(_native.SETS) if library.bqn_supports(code)]
+    _native.Plan._arena = guarded_arena  # type: ignore[method-assign]
     rng = np.random.default_rng(0)
-    seen = set()
+    seen = {(name, check_product(whole_window(rng), name, library)) for name in here}
     for number in range(cases):
         _native.set_threads(1 + number % 3)
         case = random_product(rng)

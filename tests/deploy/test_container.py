@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import bqn
-from bqn.deploy import PackedError, from_bytes, load, load_packed, pack_in_memory, to_bytes
+from bqn.deploy import PackedError, _native, from_bytes, load, load_packed, pack_in_memory, to_bytes
 from bqn.deploy.container import FORMAT, assemble
+from bqn.deploy.program import Add, Conv2d, Encode, Input, Lattice, Linear, Packed, Program, SumPool, Threshold
 from tests.deploy import fuzz
 from tests.deploy.networks import disturb, sampled
 
@@ -79,7 +81,14 @@ def test_damage_is_always_noticed(seed):
 @settings(deadline=None, max_examples=CASES)
 @given(seeds)
 def test_forged_files_are_refused_or_run(seed):
-    fuzz.outcome(fuzz.forged(random.Random(seed)))
+    rng = random.Random(seed)
+    fuzz.outcome(fuzz.forged(rng), rng)
+
+
+def test_made_up_programs_run_or_are_refused():
+    found = Counter(fuzz.case(seed).split(":")[1].split(" on ")[0].strip() for seed in range(400))
+    assert found["ran compiled" if _native.available() else "ran"] > 90
+    assert found["refused"] > 150
 
 
 def test_every_single_flipped_bit_is_noticed():
@@ -132,12 +141,21 @@ def test_headers_of_other_files(header, message):
         ({"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}, "1 bytes behind"),
         ({"dtype": "U8", "shape": [1.5], "data_offsets": [0, 1]}, "must be an integer"),
         ({"dtype": "U8", "shape": [0] * 9, "data_offsets": [0, 0]}, "at most eight dimensions"),
+        ({"dtype": "U8", "shape": [0, 2**53, 2**53], "data_offsets": [0, 0]}, "which no array has"),
     ],
 )
 def test_arrays_that_do_not_fit_the_file(entry, message):
     metadata = {"format": FORMAT, "program": "{}", "sha256": ""}
     with pytest.raises(PackedError, match=message):
         from_bytes(with_header({"__metadata__": metadata, "x": entry}, bytes(10)))
+
+
+@pytest.mark.parametrize("where", ["program", "name"])
+def test_halves_of_characters(where):
+    metadata = {"format": FORMAT, "program": "\ud800" if where == "program" else "{}", "sha256": ""}
+    arrays = {"\ud800": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}} if where == "name" else {}
+    with pytest.raises(PackedError, match="halves of characters"):
+        from_bytes(with_header({"__metadata__": metadata, **arrays}, b""))
 
 
 def test_doubled_keys_and_deep_nesting():
@@ -165,6 +183,10 @@ def op(program, kind):
         (lambda p: p.update(output="input"), "20 outputs|is of size"),
         (lambda p: p.update(classes=["a", "b"]), "2 classes for 3 outputs"),
         (lambda p: p.update(about=[]), "about must hold"),
+        (lambda p: p.update(about={"x": [1]}), "about must hold texts and numbers"),
+        (lambda p: p.update(about={"x": 10**30}), "about must hold texts and numbers"),
+        (lambda p: p.update(about={"x": "\x1b[2J"}), "about must hold printable texts"),
+        (lambda p: p.update(about={"\ud800": 1}), "about must hold printable texts"),
         (lambda p: p.update(ops=[]), "from 1 to 4096 operations"),
         (lambda p: p["ops"].append(dict(p["ops"][0])), "two operations are called 'input'"),
         (lambda p: p["ops"].append({"op": "Input", "name": "again", "kind": "pixels"}), "a second Input"),
@@ -185,7 +207,8 @@ def op(program, kind):
         (lambda p: op(p, "Threshold").update(selector="1", cases=2), "must be codes of 2 levels"),
         (lambda p: op(p, "Input").update(kind="sound"), "of kind 'sound'"),
         (lambda p: op(p, "Input").update(shape=[21]), "expected 20|would read"),
-        (lambda p: op(p, "Input").update(shape=[0]), "would read 0 channels"),
+        (lambda p: op(p, "Input").update(shape=[0]), "an example must have shape"),
+        (lambda p: op(p, "Input").update(shape=[]), "an example must have shape"),
         (lambda p: op(p, "Input").update(shape=[20, 1, 1, 1]), "an example must have shape"),
     ],
 )
@@ -247,6 +270,52 @@ def test_thresholds_that_descend_are_refused():
     text = header["__metadata__"]["program"]
     with pytest.raises(PackedError, match="thresholds descend"):
         from_bytes(assemble(text, arrays))
+
+
+def written(packed):
+    return from_bytes(to_bytes(packed))
+
+
+def by_hand(ops, members=1, **arrays):
+    arrays = {name.replace("_", "."): array for name, array in arrays.items()}
+    return Packed(Program(ops, ops[-1].name, 1.0, "softmax"), members, {**arrays, "head.log_scale": np.zeros(1, "f4")})
+
+
+def test_absurd_work_is_refused_when_the_shape_is_known():
+    """A kernel of 100 kB on padding alone: 10^13 products, and windows of terabytes."""
+    weight, pad = np.zeros((1, 1, 900 * 900 // 8), np.uint8), (2000, 2000)
+    conv = Conv2d("c", "x", 1, 1, (900, 900), (1, 1), pad, (1, 1), 1, Lattice(-1, 2, 2), False)
+    last = SumPool("p", "c", (1, 1), (4096, 4096), (0, 0))
+    with pytest.raises(PackedError, match="an example would take"):
+        written(by_hand((Input("x", "pixels", (1, 64, 64)), conv, last), c_weight=weight))
+
+
+def test_many_large_values_are_refused():
+    ops = [Input("0", "pixels", (1, 4096, 4096))]
+    ops += [SumPool(str(number), "0", (1, 1), (1, 1), (0, 0)) for number in range(1, 20)]
+    ops += [SumPool("last", "0", (1, 1), (4096, 4096), (0, 0))]
+    with pytest.raises(PackedError, match="an example would take"):
+        written(by_hand(tuple(ops)))
+
+
+def test_members_that_share_too_much_are_refused():
+    weight = np.zeros((1, 1, 2**20 // 8), np.uint8)
+    ops = (Input("x", "pixels", (1024,)), Linear("l", "x", 1024, 1024, Lattice(-1, 2, 2), False))
+    written(by_hand(ops, 2000, l_weight=weight))
+    with pytest.raises(PackedError, match="4000 members would read"):
+        written(by_hand(ops, 4000, l_weight=weight))
+
+
+def test_levels_too_far_apart_for_32_bits_are_refused():
+    far = 2**30 - 1
+    ops = (
+        Input("x", "pixels", (1,)),
+        Threshold("t", "x", 1, Lattice(-1, 2, 2)),
+        Add("a", ("t", "t"), (far, far)),
+        Encode("e", "a", Lattice(-2 * far, 2 * far, 3)),
+    )
+    with pytest.raises(PackedError, match="e: distance of its levels must be from 0"):
+        written(by_hand(ops, t_thresholds=np.zeros((1, 1, 1, 1), np.int8), t_flips=np.zeros((1, 1), np.uint8)))
 
 
 def test_mlp_file_is_small():

@@ -188,6 +188,11 @@ def test_what_the_kernels_cannot_do_is_said() -> None:
     with pytest.raises(_plan.NotNative, match="32 bits"):
         _plan.compile_program(packed, 0, (100,), "portable")
     features = bqn.models.regressor(4).mode()
+    # A channel of its own group takes sixteen lanes.
+    many = Conv2d("many", "x", 2**21, 2**21, (2, 1), (1, 1), (1, 0), (1, 1), 2**21, SIGNS, False)
+    packed = hand_made((many,), {"many.weight": np.zeros((1, 2**19), np.uint8)}, "many")
+    with pytest.raises(_plan.NotNative, match="a product that reads more than"):
+        _plan.compile_program(packed, 0, (2**21, 1, 1), "portable")
     with pytest.raises(_plan.NotNative, match="features"):
         _plan.compile_program(pack_in_memory(features), 0, (4,), "portable")
 
@@ -263,7 +268,14 @@ def test_compiles_without_warnings(options: list[str], tmp_path: Path) -> None:
     subprocess.run(["gcc", *STRICT, *options, "-fPIC", "-c", SOURCE, "-o", tmp_path / "kernels.o"], check=True)
 
 
-def test_memory_and_arithmetic_under_sanitizers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["tests.deploy.native_cases", "LIBRARY", "30"], "30 cases passed"),
+        (["tests.deploy.fuzz", "300"], "300 files"),
+    ],
+)
+def test_memory_and_arithmetic_under_sanitizers(command: list[str], said: str, tmp_path: Path) -> None:
     library = tmp_path / "kernels.so"
     sanitize = [
         "-fsanitize=address,undefined",
@@ -279,11 +291,16 @@ def test_memory_and_arithmetic_under_sanitizers(tmp_path: Path) -> None:
         subprocess.run(["gcc", f"-print-file-name={name}"], check=True, capture_output=True, text=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so")
     ]
-    environment = {**os.environ, "LD_PRELOAD": ":".join(runtimes), "ASAN_OPTIONS": "detect_leaks=0"}
-    command = [sys.executable, "-m", "tests.deploy.native_cases", str(library), "30"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": ":".join(runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "BQN_KERNELS_LIBRARY": str(library),
+    }
+    arguments = [str(library) if part == "LIBRARY" else part for part in command]
+    done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "30 cases passed" in done.stdout
+    assert said in done.stdout
 
 
 def test_package_installs_without_a_compiler(tmp_path: Path) -> None:

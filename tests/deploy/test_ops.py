@@ -164,3 +164,22 @@ def test_count_bits_without_numpys_own(monkeypatch):
         monkeypatch.undo()
         importlib.reload(ops)
     np.testing.assert_array_equal(table, expected)
+
+
+@pytest.mark.parametrize("channels", [4, 70])
+def test_empty_batches(channels):
+    signs = Lattice(-1, 2, 2)
+    x, weight = np.zeros((0, 5, 6, channels), np.uint8), np.zeros((6, 3, 3, channels), np.uint8)
+    bias, windows = np.zeros(6, np.int32), ((1, 2), (1, 1), (1, 1))
+    assert ops.conv2d(ops.pack(x, 1), ops.pack(weight, 1), signs, signs, channels, *windows, bias).shape == (0, 5, 3, 6)
+    narrow = weight[..., : channels // 2].astype(np.int32)
+    assert ops.grouped_conv2d(x.astype(np.int32), narrow, 2, *windows, bias).shape == (0, 5, 3, 6)
+
+
+def test_windows_too_many_to_copy_give_the_same(monkeypatch):
+    rng, lattice = np.random.default_rng(0), Lattice(-1, 1, 3)
+    x, weight = (ops.pack(codes_of(rng, lattice, *shape), 2) for shape in ((2, 7, 8, 5), (4, 3, 3, 5)))
+    arguments = (x, weight, lattice, lattice, 5, (1, 1), (1, 1), (1, 1), np.arange(4, dtype=np.int32))
+    copied = ops.conv2d(*arguments)
+    monkeypatch.setattr(ops, "_MOST_COPIED", 0)
+    np.testing.assert_array_equal(ops.conv2d(*arguments), copied)

@@ -68,7 +68,7 @@ def test_a_small_variance_keeps_its_digits() -> None:
     "make", [lambda: bqn.models.mlp(20, 3, (40, 30)), lambda: bqn.models.cnn((1, 8, 8), 3, (16, 16), 32)]
 )
 def test_a_whole_network_trains_alike(make) -> None:
-    """The objective in mixed precision is that of full precision within a percent, and its gradient points the same way."""
+    """The objective in mixed precision is that of full precision within a percent; its gradient points the same way."""
     torch.manual_seed(0)
     net = make().to(DEVICE)
     shape = (32, 20) if isinstance(net.body[0], bqn.nn.Flatten) else (32, 1, 8, 8)

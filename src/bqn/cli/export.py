@@ -52,6 +52,8 @@ def export(
         raise UsageError(f"--name is for --to c, got --to {to}")
     packed = container.load(file)
     target = file.with_suffix(SUFFIXES[to]) if out is None else out
+    if target.exists() and target.samefile(file):
+        raise UsageError(f"--out is the packed file itself, {file}")
     with working(f"exporting {file}"):
         content = _content(packed, to, name, target)
         write_atomic(target, content)
@@ -67,8 +69,10 @@ _WORDS = {"c": "a C99 header", "onnx": "an ONNX model in float32", "html": "an H
 
 def _content(packed: Packed, to: str, name: str | None, target: Path) -> bytes:
     if to == "c":
-        from bqn.deploy.c_source import as_identifier, to_c
+        from bqn.deploy.c_source import as_identifier, is_identifier, to_c
 
+        if name is not None and not is_identifier(name):
+            raise UsageError(f"--name must be a C identifier of at most 64 letters, digits and _, got {name!r}")
         return to_c(packed, as_identifier(target.stem) if name is None else name).encode()
     if to == "onnx":
         from bqn.deploy.onnx import to_onnx

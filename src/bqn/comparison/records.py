@@ -17,7 +17,7 @@ from bqn.training.files import parse_object, read_text, remove_leftovers, to_jso
 
 FORMAT = "bqn-comparison-1"
 # They differ from split to split, or make no difference to what is measured.
-_NOT_COMPARED = ("split", "seed", "device", "threads", "checkpoint_every")
+_NOT_COMPARED = ("split", "seed", "device", "threads", "checkpoint_every", "compile")
 _DEFAULTS = {each.name: each.default for each in fields(TrainConfig)}  # of settings that are newer than a record
 _COMMON = ("train_seconds", "epochs")
 
@@ -149,7 +149,7 @@ class RecordFolder:
         file, wanted = self.file(task.method), shared_settings(task.config)
         if record.data != plan.data:
             raise ComparisonError(f"{file} is about {record.data}, not {plan.data}: choose another folder")
-        for name in sorted(wanted.keys() | record.config.keys()):
+        for name in sorted((wanted.keys() | record.config.keys()).difference(_NOT_COMPARED)):
             was, now = record.config.get(name, _DEFAULTS.get(name)), wanted.get(name)
             if was != now:
                 raise ComparisonError(

@@ -236,9 +236,9 @@ class Layout:
         sums = (rows * self.pitch + 4 * LANES) * LANES * 4
         code_sums = -(-images * self.rows * self.columns * 4 // 64) * 64
         one_pixel = -(-self.image[2] // 64) * 8 * self.lattice.planes + 64
-        beyond = 2 * TILE + LANES * (
-            self.patch_bytes or self.geometry.stride[1] * self.pixel_bytes
-        )  # read past the end
+        # A tile reads sixteen positions, also where fewer are left: of the row, or of the images that are prepared.
+        past_end = -images % LANES if self.rows * self.columns == 1 else LANES
+        beyond = 2 * TILE + past_end * self.column_step
         if self.patches:
             beyond += self.padded[0] * self.row_bytes + 2 * TILE
         widened = self._steps * LANES * TILE if self.one_bit else 0
@@ -261,6 +261,18 @@ class Layout:
         if self.mode == "bytes" and self.geometry.dilation[1] == 1:
             return self.kernel[0] * -(-self.kernel[1] * self.channels // 4)
         return self.kernel[0] * self.kernel[1] * -(-self.channels // (4 if self.by_bytes else 32))
+
+    def reads_more_than(self, most: int, out_channels: int, thresholds: int) -> bool:
+        """Whether weights, or thresholds while they are computed, take more than `most` bytes.
+
+        Groups are filled up to whole blocks of lanes; there are thresholds for every class of positions.
+        """
+        if 8 * max(self.rows * self.kernel[0], self.columns * self.kernel[1]) > most:
+            return True  # even finding the classes would
+        lanes = self.geometry.groups * -(-out_channels // (self.geometry.groups * LANES)) * LANES
+        per_lane = self._steps * TILE if self.mode == "tiles" else self.words * self.weight_lattice.planes * 4
+        classes = len(self._seen(0)[0]) * len(self._seen(1)[0])
+        return lanes * max(per_lane, classes * max(1, thresholds) * 8) > most
 
     @property
     def _steps(self) -> int:
@@ -308,20 +320,22 @@ class Layout:
         high = ordered.view(np.int8) == self.weight_lattice.high
         return np.packbits(high.reshape(*high.shape[:4], -1), axis=-1, bitorder="little")
 
+    def _seen(self, axis: int) -> tuple[Array, Array]:
+        """How often positions see each tap of the window: the distinct cases, and the case of each pooled position."""
+        g = self.geometry
+        starts = np.arange(self.pooled[axis] * g.pool[axis]) * g.stride[axis] - g.padding[axis]
+        places = starts[:, None] + np.arange(self.kernel[axis]) * g.dilation[axis]
+        inside = ((places >= 0) & (places < self.image[axis])).astype(np.int64)
+        counts = inside.reshape(self.pooled[axis], g.pool[axis], -1).sum(1)
+        distinct, which = np.unique(counts, axis=0, return_inverse=True)
+        return distinct, which.reshape(-1)
+
     def _constants(self, weights: Weights, bias: Array) -> tuple[Array, Array]:
         """Constants int64 `(classes, O)`, and the class of every pooled position."""
         g = self.geometry
-        seen: list[Array] = []
-        classes: list[Array] = []
-        for axis in (0, 1):
-            starts = np.arange(self.pooled[axis] * g.pool[axis]) * g.stride[axis] - g.padding[axis]
-            places = starts[:, None] + np.arange(self.kernel[axis]) * g.dilation[axis]
-            inside = ((places >= 0) & (places < self.image[axis])).astype(np.int64)
-            counts = inside.reshape(self.pooled[axis], g.pool[axis], -1).sum(1)
-            distinct, which = np.unique(counts, axis=0, return_inverse=True)
-            seen.append(distinct)
-            classes.append(which.reshape(-1))
-        sums = np.einsum("ai,bj,oij->abo", seen[0], seen[1], weights.integers.sum(3)) * self.lattice.low
+        seen, classes = zip(self._seen(0), self._seen(1), strict=True)
+        by_row = np.einsum("ai,oij->aoj", seen[0], weights.integers.sum(3))
+        sums = np.einsum("bj,aoj->abo", seen[1], by_row) * self.lattice.low
         area = g.pool[0] * g.pool[1]
         constants = sums + area * bias
         if self.mode == "xor":  # what the kernel counts where all codes are zero

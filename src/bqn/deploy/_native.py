@@ -2,7 +2,8 @@
 
 `kernels.c` is built when the package is installed, if there is a C compiler; `available()` says whether it was. The
 instruction set is the best that this machine has, unless the environment variable `BQN_KERNELS` names another one
-(`portable`, `neon`, `avx2`, `avx512`, `amx`, or `numpy` for no compiled code at all).
+(`portable`, `neon`, `avx2`, `avx512`, `amx`, or `numpy` for no compiled code at all). `BQN_KERNELS_LIBRARY` names
+another shared library made from `kernels.c`, such as one built with sanitizers.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class _PlanStruct(ctypes.Structure):
 def _library() -> ctypes.CDLL | None:
     if sys.byteorder != "little":  # packed words are read as bytes
         return None
+    if named := os.environ.get("BQN_KERNELS_LIBRARY"):
+        return bind(Path(named))
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_kernels{suffix}")
         if path.exists():

@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 _CODE = Lattice(0, 1, 2)
 _CHUNK = 64  # images that go through a plan together at most,
 _CHUNK_BYTES = 2**21  # and what their values may take
-_MOST_BYTES = 2**28  # of memory for one image; beyond it numpy goes on, in parts
+_MOST_BYTES = 2**28  # of memory for one image, or for what a product reads; beyond it numpy goes on, in parts
 
 
 class NotNative(Exception):  # noqa: N818 - it is an answer, not an error
@@ -334,6 +334,8 @@ class Builder:
         layout = _layout.choose(self.instructions, image, x.lattice, weights, geometry, x.pixels)
         if min(layout.pooled) < 1:
             raise NotNative("an image without pixels")
+        if layout.reads_more_than(_MOST_BYTES, len(codes), 0 if rules is None else rules[0].levels):
+            raise NotNative(f"a product that reads more than {_MOST_BYTES} bytes")
         if x.pixels and layout.mode in ("xor", "and"):
             x = self.codes(x)
         fields = layout.fields(weights, bias, rules)

@@ -24,6 +24,7 @@ FORMAT = "bqn-packed-1"
 _MOST_HEADER = 2**24
 _MOST_NAME = 256
 _MOST_INTEGER = 2**53
+_MOST_ABOUT = 2**64  # seeds are as large as that
 _TYPES = {"U8": np.uint8, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "F32": np.float32}
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 _PROGRAM_KEYS = {"members", "ops", "output", "step", "head", "classes", "about"}
@@ -71,7 +72,11 @@ def from_bytes(content: bytes) -> Packed:
     if set(metadata) != {"format", "program", "sha256"} or not all(isinstance(text, str) for text in metadata.values()):
         raise PackedError("the metadata must hold the texts format, program and sha256")
     arrays = _arrays(header, data)
-    if checksum(metadata["program"], arrays) != metadata["sha256"]:
+    try:
+        found = checksum(metadata["program"], arrays)
+    except UnicodeEncodeError as error:
+        raise PackedError(f"the header holds halves of characters: {error}") from None
+    if found != metadata["sha256"]:
         raise PackedError("the checksum does not match: the file is damaged")
     packed = _parse(metadata["program"], arrays)
     validate(packed)
@@ -137,6 +142,8 @@ def _arrays(header: dict[str, Any], data: memoryview) -> dict[str, Array]:
         if len(offsets) != 2 or len(shape) > 8:
             raise PackedError(f"{_shown(name)} must have two offsets and at most eight dimensions")
         begin, end = offsets
+        if math.prod(max(1, size) for size in shape) > _MOST_INTEGER:  # an empty array can have absurd dimensions
+            raise PackedError(f"{_shown(name)} has the shape {_shown(shape)}, which no array has")
         if end > len(data) or end - begin != math.prod(shape) * np.dtype(kind).itemsize:
             raise PackedError(f"{_shown(name)} of shape {shape} does not fill bytes {begin} to {end} of {len(data)}")
         spans.append((begin, end))
@@ -286,10 +293,14 @@ _PARSERS: dict[str, Any] = {
 
 def _parse_about(value: Any) -> dict[str, Any]:
     """Texts and numbers by name."""
-    if not isinstance(value, dict) or not all(
-        isinstance(entry, (str, int, float, bool, type(None))) for entry in value.values()
-    ):
+    if not isinstance(value, dict):
         raise PackedError("about must hold texts and numbers by name")
+    for name, entry in value.items():
+        text, number = isinstance(entry, str), isinstance(entry, (int, float)) and abs(entry) < _MOST_ABOUT
+        if not (text or number or entry is None):
+            raise PackedError(f"about must hold texts and numbers by name, got {_shown(entry)}")
+        if not name.isprintable() or (text and not entry.isprintable()):
+            raise PackedError(f"about must hold printable texts, got {_shown(name)}: {_shown(entry)}")
     return value
 
 

@@ -30,8 +30,9 @@ Tap = tuple[Pair, tuple[slice, slice], tuple[slice, slice]]
 
 # Numbers that a product forms at once: few enough to stay in a cache.
 _BLOCK = 2**17
-# Channels below which a word for each pixel would be a waste.
+# Channels below which a word for each pixel would be a waste, and how many codes of windows may be copied out at once.
 _NARROW = 48
+_MOST_COPIED = 2**26
 
 if hasattr(np, "bitwise_count"):
     count_bits: Callable[[Packed64], npt.NDArray[np.uint8]] = np.bitwise_count
@@ -130,7 +131,8 @@ def conv2d(
     result = np.empty((len(x), rows, columns, len(weight)), np.int32)
     result[...] = bias
     places = list(taps(x.shape[1:3], (rows, columns), kernel, stride, padding, dilation))
-    if channels < _NARROW and len(places) > 1:
+    copied = math.prod(result.shape[:3]) * kernel[0] * kernel[1] * channels
+    if channels < _NARROW and len(places) > 1 and copied <= _MOST_COPIED:
         return _narrow_conv2d(x, weight, x_lattice, w_lattice, channels, places, result)
     for (i, j), outputs, inputs in places:
         seen = x[:, inputs[0], inputs[1]]
@@ -162,8 +164,8 @@ def _narrow_conv2d(
         result[:, outputs[0], outputs[1]] += np.int32(x_lattice.low) * weight_sums[:, i, j]
     count = weight.shape[1] * weight.shape[2] * channels
     dots = _dots(
-        pack(windows.reshape(-1, count), x_lattice.planes),
-        pack(filters.reshape(-1, count), w_lattice.planes),
+        pack(windows.reshape(math.prod(result.shape[:3]), count), x_lattice.planes),
+        pack(filters.reshape(len(weight), count), w_lattice.planes),
         Lattice(0, x_lattice.stride, x_lattice.levels),
         w_lattice,
         count,
@@ -192,12 +194,12 @@ def grouped_conv2d(
     )
     result = np.empty((len(x), rows, columns, len(weight)), np.int32)
     result[...] = bias
-    filters = weight.reshape(groups, -1, *weight.shape[1:])
+    filters = weight.reshape(groups, len(weight) // groups, *weight.shape[1:])
     for (i, j), outputs, inputs in taps(x.shape[1:3], (rows, columns), kernel, stride, padding, dilation):
         seen = x[:, inputs[0], inputs[1]]
-        split = seen.reshape(*seen.shape[:3], groups, -1)
+        split = seen.reshape(*seen.shape[:3], groups, weight.shape[3])
         dots = np.einsum("nhwgi,goi->nhwgo", split, filters[:, :, i, j])
-        result[:, outputs[0], outputs[1]] += dots.reshape(*seen.shape[:3], -1)
+        result[:, outputs[0], outputs[1]] += dots.reshape(*seen.shape[:3], len(weight))
     return result
 
 

@@ -22,8 +22,11 @@ from bqn.deploy.program import (
 
 Size: TypeAlias = tuple[int, int, int]  # channels, rows, columns
 
-# Numbers in one value of one example: more would be no network but an attempt to exhaust the memory.
+# Numbers in one value of one example, in all values together, and operations on them: more would be no network but an
+# attempt to exhaust memory or time. (A ResNet-152 on 224 × 224 pixels takes 2^33 operations.)
 MOST_ELEMENTS = 2**24
+MOST_ELEMENTS_IN_ALL = 2**28
+MOST_WORK = 2**36
 
 
 def as_size(shape: tuple[int, ...]) -> Size:
@@ -37,11 +40,19 @@ def as_size(shape: tuple[int, ...]) -> Size:
 def infer_sizes(program: Program, shape: tuple[int, ...]) -> dict[str, Size]:
     """The size of every value for examples of this shape; a `PackedError` if the operations do not allow it."""
     sizes: dict[str, Size] = {}
+    work = elements = 0
     for op in program.ops:
         size = as_size(shape) if isinstance(op, Input) else _size(op, [sizes[name] for name in op.sources])
         if math.prod(size) > MOST_ELEMENTS:
             raise PackedError(f"{op.name} would hold {math.prod(size)} numbers an example, more than {MOST_ELEMENTS}")
         sizes[op.name] = size
+        elements += math.prod(size)
+        work += _work(op, size)
+    if elements > MOST_ELEMENTS_IN_ALL or work > MOST_WORK:
+        raise PackedError(
+            f"an example would take {work} operations on {elements} numbers, at most {MOST_WORK} on "
+            f"{MOST_ELEMENTS_IN_ALL} are allowed"
+        )
     if sizes[program.output][1:] != (1, 1):
         raise PackedError(f"the output {program.output} is of size {sizes[program.output]}, expected a vector")
     return sizes
@@ -64,6 +75,15 @@ def _size(op: Op, sources: list[Size]) -> Size:
     if isinstance(op, Threshold):
         _require(op, size, channels == op.channels, f"{op.channels} channels")
     return size
+
+
+def _work(op: Op, made: Size) -> int:
+    """Multiplications, additions or comparisons that make a value of this size."""
+    if isinstance(op, (Linear, Conv2d)):
+        return made[1] * made[2] * math.prod(op.weight_shape)
+    if isinstance(op, (SumPool, MaxPool)):
+        return math.prod(made) * math.prod(op.kernel)
+    return math.prod(made) * (op.lattice.levels if isinstance(op, Threshold) else 1)
 
 
 def _windows(op: Conv2d | SumPool | MaxPool, size: Size, dilation: tuple[int, int]) -> tuple[int, int]:

@@ -33,11 +33,12 @@ from bqn.deploy.program import (
     SumPool,
     Threshold,
 )
-from bqn.deploy.shapes import infer_sizes
+from bqn.deploy.shapes import as_size, infer_sizes
 
 MOST_OPS = 4096
 MOST_MEMBERS = 4096
 MOST_UNITS = 2**24  # channels or features
+MOST_NUMBERS = 2**31  # weights and thresholds of all members, also where they share them: each prepares its own
 MOST_WINDOW = 4096  # kernel, stride, padding and dilation
 MOST_CODE_LEVELS = 2**16
 MOST_WEIGHT_LEVELS = 256
@@ -82,6 +83,11 @@ def validate(packed: Packed) -> dict[str, Range]:
     checker = _Checker(packed)
     for op in program.ops:
         checker.check(op)
+    numbers = packed.members * sum(_numbers(op) for op in program.ops)
+    if numbers > MOST_NUMBERS:
+        raise PackedError(
+            f"{packed.members} members would read {numbers} weights and thresholds, at most {MOST_NUMBERS}"
+        )
     checker.check_output()
     checker.check_leftovers()
     if program.input.shape is not None:
@@ -116,7 +122,7 @@ class _Checker:
 
     def check(self, op: Op) -> None:
         if isinstance(op, Input):
-            found, channels = self._input(op), None if op.shape is None else op.shape[0]
+            found, channels = self._input(op), None if op.shape is None else as_size(op.shape)[0]
         else:
             found, channels = self._of(op)
             if not found.wide and found.most > INT32_MAX - 1:
@@ -267,6 +273,13 @@ class _Checker:
         return array
 
 
+def _numbers(op: Op) -> int:
+    """Weights or thresholds of an operation."""
+    if isinstance(op, Threshold):
+        return op.cases * (op.lattice.levels - 1) * op.channels
+    return math.prod(op.weight_shape) if isinstance(op, (Linear, Conv2d)) else 0
+
+
 def _require_outputs(packed: Packed, outputs: int | None) -> None:
     """Check the number of outputs against the names of the classes, or the width of a Gaussian head."""
     program = packed.program
@@ -325,6 +338,7 @@ def _require_lattice(op: Op, lattice: Lattice, most: int) -> None:
     _require_range(op, "stride of its levels", lattice.stride, 1, INT32_MAX)
     _require_range(op, "lowest level", lattice.low, -INT32_MAX, INT32_MAX)
     _require_range(op, "highest level", lattice.high, -INT32_MAX, INT32_MAX)
+    _require_range(op, "distance of its levels", lattice.high - lattice.low, 0, INT32_MAX)
 
 
 def _require_window(op: Op, kernel: Any, stride: Any, padding: Any, dilation: Any = (1, 1)) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bqn.beliefs import Belief, Categorical, opposite_pair
 from bqn.levels import BINARY, Levels, as_levels, level_tensor
+from bqn.propagate import cpu
 
 # The share of a weight's second moment that its mean carries at the start. Chosen by experiment: see docs/start.md.
 DEFAULT_RHO = 0.54
@@ -187,6 +188,8 @@ class _TiltAndKL(torch.autograd.Function):
 
     @staticmethod
     def forward(logits: Tensor) -> tuple[Tensor, Tensor]:
+        if cpu.usable(logits):
+            return cpu.tilt_and_kl(logits)
         odds = logits[..., 1] - logits[..., 0]
         tilt = (0.5 * odds).tanh_()
         size = tilt.abs()
@@ -203,6 +206,9 @@ class _TiltAndKL(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Tensor | None:
         logits, tilt = ctx.saved_tensors
         grad_tilt, grad_kl = grads
+        known = [tensor for tensor in grads if tensor is not None]
+        if known and cpu.usable(logits, tilt, *known):
+            return cpu.tilt_and_kl_backward(logits, tilt, grad_tilt, 0.0 if grad_kl is None else float(grad_kl))
         if grad_kl is None:
             return None if grad_tilt is None else opposite_pair(torch.ops.aten.tanh_backward(grad_tilt, tilt).mul_(0.5))
         inner = (logits[..., 1] - logits[..., 0]) * (0.25 * grad_kl)

@@ -12,7 +12,8 @@ A = Σ g e / √v with e = √(2/π) exp(-z²/2):
     ∂/∂v = -g e z / (2 v) + A k / (2 n T)                         ∂/∂γ = -A k / γ
 
 where the terms with 1/n come from the statistics and vanish where those are constants. On a GPU with Triton each of
-forward and backward is two passes over memory (`normalized_sign_kernels`); elsewhere plain torch does the same.
+forward and backward is two passes over memory (`normalized_sign_kernels`), on a CPU too (`cpu`); elsewhere plain torch
+does the same.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from bqn.checks import may_read_values
+from bqn.propagate import cpu
 from bqn.propagate.half import working_dtype
 
 _ROOT_HALF = math.sqrt(0.5)
@@ -79,10 +81,16 @@ def statistics(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         from bqn.propagate import normalized_sign_kernels as kernels
 
         return kernels.statistics(mean, var)
+    if cpu.usable(mean, var) and mean.numel():
+        return cpu.statistics(mean, var)
     others = [dim for dim in range(mean.dim()) if dim != 1]
     wide = mean.dtype if mean.dtype == torch.float64 else torch.float32
     scatter, centre = torch.var_mean(mean.to(wide), others, correction=0)
     return centre, scatter + var.to(wide).mean(others)
+
+
+def _compiled(mean: Tensor, *others: Tensor | None) -> bool:
+    return mean.numel() > 0 and cpu.usable(mean, *(tensor for tensor in others if tensor is not None))
 
 
 def normalized_moments(source: Normalization, eps: float) -> tuple[Tensor, Tensor]:
@@ -134,6 +142,8 @@ class _NormalizedSign(torch.autograd.Function):
             from bqn.propagate import normalized_sign_kernels as kernels
 
             return kernels.forward(mean, var, sign, offset - sign * centre, working_dtype(mean))
+        if _compiled(mean, var, centre, total, weight, bias) and working_dtype(mean) == mean.dtype:
+            return cpu.forward(mean, var, sign, offset - sign * centre)
         return torch.erf(_score(mean, var, sign, offset - sign * centre).mul_(_ROOT_HALF)).to(working_dtype(mean))
 
     @staticmethod
@@ -152,6 +162,8 @@ class _NormalizedSign(torch.autograd.Function):
             from bqn.propagate import normalized_sign_kernels as kernels
 
             grad_mean, grad_var, pull = kernels.backward(grad, mean, var, sign, offset, shift, centre, total, count)
+        elif _compiled(mean, var, centre, total, weight, bias, grad):
+            grad_mean, grad_var, pull = cpu.backward(grad, mean, var, sign, offset, shift, centre, total, count)
         else:
             grad_mean, grad_var, pull = _backward(grad, mean, var, sign, offset, shift, centre, total, count)
         grad_weight = grad_bias = None

@@ -129,6 +129,7 @@ class PackedModel {
   }
 }
 
+const indexOfMost = numbers => numbers.indexOf(Math.max(...numbers));
 const average = numbers => numbers.reduce((sum, value) => sum + value, 0) / numbers.length;
 const entropy = probs => -probs.reduce((sum, p) => sum + (p > 0 ? p * Math.log(p) : 0), 0);
 

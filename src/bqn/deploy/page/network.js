@@ -1,15 +1,15 @@
 // The runtime: the bytes of a packed file in, integers out. It computes what `bqn.deploy.runtime` computes, for one
 // example at a time, by and plus popcount on words of 32 bits.
 //
-// A value is {size: [channels, rows, columns], lattice, data}. Data lie in the order (row, column, channel): codes where
-// there is a lattice [low, stride, levels], of which code k stands for low + stride * k, and integers elsewhere.
+// A value is {size: [channels, rows, columns], lattice, data}. Data lie in the order (row, column, channel). They are
+// codes where there is a lattice [low, stride, levels], code k standing for low + stride * k, and integers elsewhere.
 // The bits of a plane are one dense stream in that order, the least significant bit of a word first.
 "use strict";
 
 const FEATURE_BITS = 24;
 const FEATURE_LIMIT = 4096;
-const WIDE_MAX = 2 ** 53;
 const PIXELS = [-255, 2, 256];
+const POWERS = Float64Array.from({length: 32}, (_, p) => 2 ** p);
 
 // --- the file -------------------------------------------------------------------------------------------------------
 
@@ -66,23 +66,35 @@ function packPlanes(codes, planes) {
   });
 }
 
-/** Bits that are set in a stretch of x and in a stretch of w. */
-function countCommon(x, xStart, w, wStart, words) {
+/** Bits that are set in a word, as four counts, one in each of its bytes. */
+function countInBytes(word) {
+  word -= (word >>> 1) & 0x55555555;
+  word = (word & 0x33333333) + ((word >>> 2) & 0x33333333);
+  return (word + (word >>> 4)) & 0x0f0f0f0f;
+}
+
+/** Bits that are set both in `words` words of x and in as many of w from `start` on. */
+function countCommon(x, w, start, words) {
   let total = 0;
   for (let begin = 0; begin < words; begin += 31) {  // as many words as bytes can count: 31 * 8 < 256
     const end = Math.min(words, begin + 31);
     let bytes = 0;
-    for (let i = begin; i < end; i++) {
-      let v = x[xStart + i] & w[wStart + i];
-      v -= (v >>> 1) & 0x55555555;
-      v = (v & 0x33333333) + ((v >>> 2) & 0x33333333);
-      bytes += (v + (v >>> 4)) & 0x0f0f0f0f;
-      bytes |= 0;
-    }
+    for (let i = begin; i < end; i++) bytes = (bytes + countInBytes(x[i] & w[start + i])) | 0;
     const pairs = (bytes & 0x00ff00ff) + ((bytes >>> 8) & 0x00ff00ff);
     total += (pairs & 0xffff) + (pairs >>> 16);
   }
   return total;
+}
+
+/** Add 2^place times the bits that x has in common with each of the filters in w, from the first to before the last. */
+function addCommon(counts, place, x, w, words, first, last) {
+  if (words === 1) {
+    const word = x[0];
+    for (let o = first; o < last; o++)
+      counts[o] += (Math.imul(countInBytes(word & w[o]), 0x01010101) >>> 24) << place;
+  } else {
+    for (let o = first; o < last; o++) counts[o] += countCommon(x, w, o * words, words) << place;
+  }
 }
 
 // --- values ---------------------------------------------------------------------------------------------------------
@@ -115,7 +127,7 @@ const outputSize = (size, kernel, stride, padding, dilation = 1) =>
 class Filters {
   constructor(op, weights, shape, bias) {
     const [outputs, rows, columns, channels] = shape;
-    Object.assign(this, {op, outputs, rows, columns, channels, bias});
+    Object.assign(this, {op, outputs, rows, columns, channels, bias: bias ?? new Int32Array(outputs)});
     this.count = rows * columns * channels;
     this.words = wordsFor(this.count);
     this.planes = weights.map(stream => {
@@ -124,48 +136,46 @@ class Filters {
       return aligned;
     });
     this.sums = new Map();
+    this.common = new Int32Array(outputs);
   }
 
-  /** For each filter the sum of its weights where `mask`, a stream of bits, is set; `key` names the mask. */
-  sumsInside(key, mask) {
+  /** For each filter the sum of its weights where a stream of bits is set; made once for each name of such a mask. */
+  sumsInside(key, makeMask) {
     if (!this.sums.has(key)) {
-      const [low, stride] = this.op.weight;
-      const inside = countCommon(mask, 0, mask, 0, this.words);
-      const sums = new Float64Array(this.outputs).fill(low * inside);
+      const [low, stride] = this.op.weight, mask = makeMask();
+      const sums = new Float64Array(this.outputs).fill(low * countCommon(mask, mask, 0, this.words));
       this.planes.forEach((plane, q) => {
         for (let o = 0; o < this.outputs; o++)
-          sums[o] += stride * 2 ** q * countCommon(mask, 0, plane, o * this.words, this.words);
+          sums[o] += stride * POWERS[q] * countCommon(mask, plane, o * this.words, this.words);
       });
       this.sums.set(key, sums);
     }
     return this.sums.get(key);
   }
 
-  /** Products of one window, given as streams of bits, with the filters from `first` to `last`: into `result` at `at`. */
+  /** Products of one window, given as streams of bits, with the filters from `first` to before `last`. */
   dot(window, lattice, inside, first, last, result, at) {
     const [a, b] = lattice, [c, d] = this.op.weight, words = this.words;
     let codes = 0;
-    window.forEach((plane, p) => (codes += 2 ** p * countCommon(plane, 0, plane, 0, words)));
-    for (let o = first; o < last; o++) {
-      let common = 0;
-      for (let p = 0; p < window.length; p++)
-        for (let q = 0; q < this.planes.length; q++)
-          common += countCommon(window[p], 0, this.planes[q], o * words, words) * 2 ** (p + q);
-      result[at + o] = a * inside[o] + b * c * codes + b * d * common + (this.bias ? this.bias[o] : 0);
-    }
+    window.forEach((plane, p) => (codes += POWERS[p] * countCommon(plane, plane, 0, words)));
+    this.common.fill(0);
+    for (let p = 0; p < window.length; p++)
+      for (let q = 0; q < this.planes.length; q++)
+        addCommon(this.common, p + q, window[p], this.planes[q], words, first, last);
+    for (let o = first; o < last; o++)
+      result[at + o] = a * inside[o] + b * c * codes + b * d * this.common[o] + this.bias[o];
   }
 }
 
 function linear(op, x, filters) {
   const result = new (x.lattice ? Int32Array : Float64Array)(op.out_features);
   if (x.lattice) {
-    const whole = new Uint32Array(filters.words).fill(-1);
-    if (filters.count & 31) whole[filters.words - 1] = (1 << (filters.count & 31)) - 1;
-    filters.dot(bitsOf(x), x.lattice, filters.sumsInside("all", whole), 0, filters.outputs, result, 0);
+    const all = {first: 0, last: 0}, inside = filters.sumsInside("", () => maskOf(filters, all, all));
+    filters.dot(bitsOf(x), x.lattice, inside, 0, filters.outputs, result, 0);
   } else {  // real-valued features: integers below 2^53, whose sums are exact
     const [low, stride] = op.weight;
     for (let o = 0; o < op.out_features; o++) {
-      let total = filters.bias ? filters.bias[o] : 0;
+      let total = filters.bias[o];
       for (let i = 0; i < op.in_features; i++) {
         let code = 0;
         const bit = o * filters.words * 32 + i;
@@ -179,47 +189,61 @@ function linear(op, x, filters) {
 }
 
 function conv2d(op, x, filters) {
-  const [channels, height, width] = x.size, {groups, stride, padding, dilation} = op;
-  const rows = outputSize(height, filters.rows, stride[0], padding[0], dilation[0]);
-  const columns = outputSize(width, filters.columns, stride[1], padding[1], dilation[1]);
-  const result = new Int32Array(rows * columns * filters.outputs);
-  const streams = bitsOf(x), each = filters.channels, perGroup = filters.outputs / groups;
-  const window = streams.map(() => new Uint32Array(filters.words)), mask = new Uint32Array(filters.words);
-  const ones = new Uint32Array(wordsFor(filters.columns * each)).fill(-1);
-  const joined = groups === 1 && dilation[1] === 1;  // the taps of a row lie one behind the other
-  for (let row = 0; row < rows; row++)
-    for (let column = 0; column < columns; column++)
+  const [, height, width] = x.size, {groups, stride, padding, dilation} = op;
+  const vertical = spans(height, filters.rows, stride[0], padding[0], dilation[0]);
+  const horizontal = spans(width, filters.columns, stride[1], padding[1], dilation[1]);
+  const result = new Int32Array(vertical.length * horizontal.length * filters.outputs);
+  const streams = bitsOf(x), perGroup = filters.outputs / groups;
+  const window = streams.map(() => new Uint32Array(filters.words));
+  let at = 0;
+  for (const down of vertical)
+    for (const across of horizontal) {
+      const inside = filters.sumsInside(down.key + across.key, () => maskOf(filters, down, across));
       for (let group = 0; group < groups; group++) {
-        for (const stream of window) stream.fill(0);
-        mask.fill(0);
-        const key = gather((pixel, tap, taps) => {
-          for (let p = 0; p < streams.length; p++)
-            copyBits(streams[p], pixel * channels + group * each, window[p], tap * each, taps * each);
-          copyBits(ones, 0, mask, tap * each, taps * each);
-        }, row, column);
-        const inside = filters.sumsInside(key, mask);
-        const at = (row * columns + column) * filters.outputs;
+        for (let p = 0; p < streams.length; p++)
+          copyWindow(streams[p], window[p], x.size, filters, group, down, across, dilation);
         filters.dot(window, x.lattice, inside, group * perGroup, (group + 1) * perGroup, result, at);
       }
-  return integers([filters.outputs, rows, columns], result);
-
-  /** Call `take(pixel, tap, taps)` for all taps of a window that lie inside, in runs; return a name of their pattern. */
-  function gather(take, row, column) {
-    const left = column * stride[1] - padding[1], step = dilation[1];
-    const first = left < 0 ? Math.ceil(-left / step) : 0;
-    const last = Math.min(filters.columns - 1, Math.floor((width - 1 - left) / step));
-    let top = filters.rows, bottom = -1;
-    for (let i = 0; i < filters.rows; i++) {
-      const y = row * stride[0] - padding[0] + i * dilation[0];
-      if (y < 0 || y >= height) continue;
-      top = Math.min(top, i);
-      bottom = i;
-      if (first > last) continue;
-      if (joined) take(y * width + left + first, i * filters.columns + first, last - first + 1);
-      else for (let j = first; j <= last; j++) take(y * width + left + j * step, i * filters.columns + j, 1);
+      at += filters.outputs;
     }
-    return `${top} ${bottom} ${first} ${last}`;
+  return integers([filters.outputs, vertical.length, horizontal.length], result);
+}
+
+/** For each place of a window along one axis: where it starts, and which of its taps lie inside. */
+function spans(size, taps, stride, padding, dilation) {
+  return Array.from({length: outputSize(size, taps, stride, padding, dilation)}, (_, place) => {
+    const start = place * stride - padding;
+    const first = Math.max(0, Math.ceil(-start / dilation));
+    const last = Math.min(taps - 1, Math.floor((size - 1 - start) / dilation));
+    return {start, first, last, key: ` ${first} ${last}`};
+  });
+}
+
+/** The bits of the pixels under a window, zero beyond the border. */
+function copyWindow(source, target, [channels, , width], filters, group, down, across, dilation) {
+  const each = filters.channels, taps = across.last - across.first + 1;
+  target.fill(0);
+  if (taps < 1) return;
+  for (let i = down.first; i <= down.last; i++) {
+    const pixel = (down.start + i * dilation[0]) * width + across.start + across.first * dilation[1];
+    const tap = i * filters.columns + across.first;
+    if (each === channels && dilation[1] === 1)  // the taps of a row lie one behind the other
+      copyBits(source, pixel * each, target, tap * each, taps * each);
+    else
+      for (let j = 0; j < taps; j++)
+        copyBits(source, (pixel + j * dilation[1]) * channels + group * each, target, (tap + j) * each, each);
   }
+}
+
+/** Bits that are set for the taps inside of the image. */
+function maskOf(filters, down, across) {
+  const {rows, columns, channels, words} = filters, mask = new Uint32Array(words);
+  for (let tap = 0; tap < rows * columns; tap++) {
+    const [i, j] = [Math.floor(tap / columns), tap % columns];
+    if (i < down.first || i > down.last || j < across.first || j > across.last) continue;
+    for (let bit = tap * channels; bit < (tap + 1) * channels; bit++) mask[bit >>> 5] |= 1 << (bit & 31);
+  }
+  return mask;
 }
 
 // --- everything else ------------------------------------------------------------------------------------------------

@@ -1,0 +1,267 @@
+/* Passes over weights and activations that torch would make one by one, for float32 on a CPU. In a training step of a small
+ * network these passes, not the products, take most of the time: here each is one read and one write.
+ *
+ * All functions are plain C on contiguous memory; `propagate/cpu.py` calls them, and holds the formulas' meaning.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && !defined(NO_CLONES)
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CLONES
+#endif
+
+#if defined(__GNUC__)
+#define INLINE __attribute__((always_inline)) /* into every clone, so that its vectors are as wide */
+#else
+#define INLINE
+#endif
+
+static const float SURE = 40.0f;
+static const float FLOOR = 1.0842022e-19f; /* the square root of the smallest normal float */
+
+/* `yes` or `no`, both computed, without a branch: a branch would keep the compiler from using vectors. */
+static INLINE inline float pick(int condition, float yes, float no)
+{
+    int32_t mask = -condition, a, b;
+    float result;
+    memcpy(&a, &yes, sizeof a);
+    memcpy(&b, &no, sizeof b);
+    a = (a & mask) | (b & ~mask);
+    memcpy(&result, &a, sizeof result);
+    return result;
+}
+
+/* exp(x) for -87 <= x <= 0, to about one unit in the last place; smaller x count as -87. */
+static INLINE inline float exp_negative(float x)
+{
+    x = pick(x < -87.0f, -87.0f, x);
+    float steps = x * 1.44269504f - 0.5f;
+    int32_t whole = (int32_t)steps; /* towards zero, and x is not positive: the nearest */
+    float n = (float)whole;
+    float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t bits = (whole + 127) * 8388608;
+    float scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return p * scale;
+}
+
+/* erf(x / sqrt 2), to 4e-7. */
+static INLINE inline float erf_of_score(float score)
+{
+    float x = fabsf(score) * 0.70710678f;
+    float t = 1.0f / (1.0f + 0.3275911f * x);
+    float tail = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+    float square = x * x;
+    float far = 1.0f - tail * exp_negative(-square);
+    /* near zero the series keeps the relative accuracy */
+    float near = x * (1.128379167f + square * (-0.3761263890f + square * (0.1128379167f + square * (-0.02686617064f +
+                 square * (0.005223977625f + square * -0.0008548327023f)))));
+    return copysignf(pick(x < 0.5f, near, far), score);
+}
+
+EXPORT CLONES void bqn_tilt_and_kl(const float *logits, float *tilt, double *kl, int64_t count)
+{
+    double total = 0.0;
+    for (int64_t begin = 0; begin < count; begin += 4096) {
+        int64_t end = begin + 4096 < count ? begin + 4096 : count;
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = begin; i < end; i++) {
+            float odds = logits[2 * i + 1] - logits[2 * i];
+            float size = fabsf(odds), half = 0.5f * size, y = half * half;
+            float e = exp_negative(-size);
+            float far = (1.0f - e) / (1.0f + e);
+            float near = half * (1.0f + y * (-0.333333333f + y * (0.133333333f + y * (-0.053968254f + y * 0.021869489f))));
+            float m = pick(size < 0.6f, near, far);
+            float s = m / (2.0f + m), q = s * s;
+            float log1p = s * (2.0f + q * (0.666666667f + q * (0.4f + q * (0.285714286f + q * (0.222222222f + q * (0.181818182f +
+                          q * 0.153846154f))))));
+            float rest = pick(size < 0.6f, 1.0f - m, 2.0f * e / (1.0f + e));
+            sum += log1p - half * rest;
+            tilt[i] = copysignf(m, odds);
+        }
+        total += (double)sum;
+    }
+    *kl = total;
+}
+
+/* The gradient by pairs of logits; grad_tilt may be missing. */
+EXPORT CLONES void bqn_tilt_and_kl_backward(const float *logits, const float *tilt, const float *grad_tilt, float grad_kl,
+                                            float *grad_logits, int64_t count)
+{
+    float quarter = 0.25f * grad_kl;
+    if (grad_tilt) {
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++) {
+            float odds = logits[2 * i + 1] - logits[2 * i];
+            float g = (1.0f - tilt[i] * tilt[i]) * (0.5f * grad_tilt[i] + quarter * odds);
+            grad_logits[2 * i] = -g;
+            grad_logits[2 * i + 1] = g;
+        }
+        return;
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        float odds = logits[2 * i + 1] - logits[2 * i];
+        float g = (1.0f - tilt[i] * tilt[i]) * (quarter * odds);
+        grad_logits[2 * i] = -g;
+        grad_logits[2 * i + 1] = g;
+    }
+}
+
+static INLINE inline float score_of(float mean, float var, float sign, float shift)
+{
+    float distance = mean * sign + shift;
+    float score = distance / sqrtf(pick(var <= FLOOR, FLOOR, var));
+    float certain = pick(distance >= 0.0f, SURE, -SURE);
+    /* written so that a NaN stays a NaN */
+    score = pick(score > SURE, SURE, pick(score < -SURE, -SURE, score));
+    return pick(var <= FLOOR, certain, score);
+}
+
+static INLINE inline float flow_of(float grad, float score, float var)
+{
+    float flow = grad * 0.79788456f * exp_negative(-0.5f * score * score) / sqrtf(pick(var <= FLOOR, FLOOR, var));
+    return pick(fabsf(score) >= SURE, 0.0f, flow);
+}
+
+/* Activations are (outer, channels, inner) in memory. Statistics per channel: the mean, and the variance of the mean plus
+ * the average variance. `work` holds three doubles a channel. */
+EXPORT CLONES void bqn_statistics(const float *mean, const float *var, int64_t outer, int64_t channels, int64_t inner,
+                                  double *work, float *centre, float *total)
+{
+    double *sums = work, *squares = work + channels, *noise = work + 2 * channels;
+    memset(work, 0, 3 * (size_t)channels * sizeof *work);
+    for (int64_t n = 0; n < outer; n++) {
+        if (inner == 1) {
+            const float *m = mean + n * channels, *v = var + n * channels;
+#pragma omp simd
+            for (int64_t c = 0; c < channels; c++) {
+                float d = m[c] - mean[c]; /* differences to the first element cancel less */
+                sums[c] += (double)d;
+                squares[c] += (double)d * (double)d;
+                noise[c] += (double)v[c];
+            }
+            continue;
+        }
+        for (int64_t c = 0; c < channels; c++) {
+            const float *m = mean + (n * channels + c) * inner, *v = var + (n * channels + c) * inner;
+            float first = mean[c * inner], s = 0.0f, q = 0.0f, u = 0.0f;
+#pragma omp simd reduction(+ : s, q, u)
+            for (int64_t i = 0; i < inner; i++) {
+                float d = m[i] - first;
+                s += d;
+                q += d * d;
+                u += v[i];
+            }
+            sums[c] += (double)s;
+            squares[c] += (double)q;
+            noise[c] += (double)u;
+        }
+    }
+    double count = (double)(outer * inner);
+    for (int64_t c = 0; c < channels; c++) {
+        double d = sums[c] / count, scatter = squares[c] / count - d * d;
+        centre[c] = (float)((double)mean[c * inner] + d);
+        total[c] = (float)((scatter < 0.0 ? 0.0 : scatter) + noise[c] / count);
+    }
+}
+
+EXPORT CLONES void bqn_normalized_sign(const float *mean, const float *var, const float *sign, const float *shift, float *out,
+                                       int64_t outer, int64_t channels, int64_t inner)
+{
+    for (int64_t n = 0; n < outer; n++) {
+        if (inner == 1) {
+            int64_t at = n * channels;
+#pragma omp simd
+            for (int64_t c = 0; c < channels; c++)
+                out[at + c] = erf_of_score(score_of(mean[at + c], var[at + c], sign[c], shift[c]));
+            continue;
+        }
+        for (int64_t c = 0; c < channels; c++) {
+            int64_t at = (n * channels + c) * inner;
+            float a = sign[c], b = shift[c];
+#pragma omp simd
+            for (int64_t i = 0; i < inner; i++)
+                out[at + i] = erf_of_score(score_of(mean[at + i], var[at + i], a, b));
+        }
+    }
+}
+
+/* First pass of backward: g e / sqrt v into `flow`, and its sum per channel into `pull`. */
+EXPORT CLONES void bqn_normalized_sign_flow(const float *grad, const float *mean, const float *var, const float *sign,
+                                            const float *shift, float *flow, double *pull, int64_t outer, int64_t channels,
+                                            int64_t inner)
+{
+    memset(pull, 0, (size_t)channels * sizeof *pull);
+    for (int64_t n = 0; n < outer; n++) {
+        if (inner == 1) {
+            int64_t at = n * channels;
+#pragma omp simd
+            for (int64_t c = 0; c < channels; c++) {
+                float f = flow_of(grad[at + c], score_of(mean[at + c], var[at + c], sign[c], shift[c]), var[at + c]);
+                flow[at + c] = f;
+                pull[c] += (double)f;
+            }
+            continue;
+        }
+        for (int64_t c = 0; c < channels; c++) {
+            int64_t at = (n * channels + c) * inner;
+            float a = sign[c], b = shift[c], sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < inner; i++) {
+                float f = flow_of(grad[at + i], score_of(mean[at + i], var[at + i], a, b), var[at + i]);
+                flow[at + i] = f;
+                sum += f;
+            }
+            pull[c] += (double)sum;
+        }
+    }
+}
+
+/* Second pass: from the flow to the gradients by mean (in place of the flow) and by var. */
+EXPORT CLONES void bqn_normalized_sign_backward(float *flow, const float *mean, const float *var, const float *sign,
+                                                const float *shift, const float *constant, const float *slope,
+                                                float *grad_var, int64_t outer, int64_t channels, int64_t inner)
+{
+    for (int64_t n = 0; n < outer; n++) {
+        if (inner == 1) {
+            int64_t at = n * channels;
+#pragma omp simd
+            for (int64_t c = 0; c < channels; c++) {
+                float m = mean[at + c], v = var[at + c], f = flow[at + c];
+                float score = score_of(m, v, sign[c], shift[c]);
+                grad_var[at + c] = -0.5f * f * score / sqrtf(pick(v <= FLOOR, FLOOR, v)) + 0.5f * slope[c];
+                flow[at + c] = f * sign[c] + m * slope[c] + constant[c];
+            }
+            continue;
+        }
+        for (int64_t c = 0; c < channels; c++) {
+            int64_t at = (n * channels + c) * inner;
+            float a = sign[c], b = shift[c], rate = slope[c], fixed = constant[c];
+#pragma omp simd
+            for (int64_t i = 0; i < inner; i++) {
+                float m = mean[at + i], v = var[at + i], f = flow[at + i];
+                float score = score_of(m, v, a, b);
+                grad_var[at + i] = -0.5f * f * score / sqrtf(pick(v <= FLOOR, FLOOR, v)) + 0.5f * rate;
+                flow[at + i] = f * a + m * rate + fixed;
+            }
+        }
+    }
+}

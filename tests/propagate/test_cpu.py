@@ -1,0 +1,113 @@
+"""The compiled passes on a CPU against float64 and against plain torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import bqn
+from bqn.nn import Posterior
+from bqn.propagate import cpu
+from bqn.propagate.normalized_sign import coefficients
+from tests.propagate.test_normalized_sign import SHAPES, affine, moments, source
+
+
+def test_they_were_built() -> None:
+    """A C compiler is part of the setting of the tests; without one everything works, but slower."""
+    assert cpu.usable(torch.zeros(3))
+
+
+def test_what_they_do_not_take() -> None:
+    assert not cpu.usable(torch.zeros(3, dtype=torch.float64))
+    assert not cpu.usable(torch.zeros(3, 2).mT)
+    assert not cpu.usable(torch.zeros(3), torch.zeros(3, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("scale", [1e-4, 0.1, 1.0, 10.0, 60.0])
+@pytest.mark.parametrize("count", [1, 7, 5000])
+def test_tilt_and_kl_against_float64(scale: float, count: int) -> None:
+    logits = (scale * torch.randn(count, 2)).requires_grad_()
+    posterior = Posterior((count,)).double()
+    with torch.no_grad():
+        posterior.logits.copy_(logits)
+    tilt, kl = cpu.tilt_and_kl(logits.detach())
+    expected = torch.tanh(0.5 * (posterior.logits[:, 1] - posterior.logits[:, 0]))
+    assert_close(tilt.double(), expected.detach(), rtol=3e-7, atol=0)
+    assert_close(kl.double(), posterior.kl().detach(), rtol=1e-5, atol=3e-8 * count)
+    upstream = torch.randn(count)
+    got = cpu.tilt_and_kl_backward(logits.detach(), tilt, upstream, 0.3)
+    (wanted,) = torch.autograd.grad((expected * upstream).sum() + 0.3 * posterior.kl(), posterior.logits)
+    assert_close(got.double(), wanted, rtol=1e-4, atol=1e-6)
+    alone = cpu.tilt_and_kl_backward(logits.detach(), tilt, None, 0.3)
+    (wanted,) = torch.autograd.grad(0.3 * posterior.kl(), posterior.logits)
+    assert_close(alone.double(), wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (33, 70), (3, 65, 5, 9)])
+def test_normalized_sign_against_float64(shape: tuple[int, ...]) -> None:
+    mean, var = moments(shape, torch.float32)
+    weight, bias = affine(shape[1], torch.float32)
+    wide = [tensor.double().requires_grad_() for tensor in (mean, var, weight, bias)]
+    reference = source(*wide, True)
+    centre, total = cpu.statistics(mean, var)
+    assert_close(centre.double(), reference.centre, rtol=1e-5, atol=1e-5)
+    assert_close((total + 1e-5).double(), reference.total, rtol=1e-5, atol=1e-5)
+    sign, offset = coefficients(total + 1e-5, weight, bias)
+    shift = offset - sign * centre
+    from bqn.propagate.normalized_sign import normalized_sign
+
+    expected = normalized_sign(reference)
+    assert_close(cpu.forward(mean, var, sign, shift).double(), expected, rtol=1e-5, atol=2e-6)
+    upstream = torch.randn(shape)
+    count = mean.numel() // shape[1]
+    got = cpu.backward(upstream, mean, var, sign, offset, shift, centre, total + 1e-5, count)
+    wanted = torch.autograd.grad(expected, wide[:2], upstream.double())
+    for ours, theirs in zip(got, wanted, strict=False):
+        assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_erf_over_its_range() -> None:
+    score = torch.linspace(-12, 12, 200_001)
+    ones, zeros = torch.ones(1), torch.zeros(1)
+    got = cpu.forward(score[:, None], torch.ones_like(score)[:, None], ones, zeros)[:, 0]
+    wanted = torch.erf(score.double() * 0.5**0.5)
+    assert float((got.double() - wanted).abs().max()) < 4e-7
+    near = score.abs() < 0.5
+    assert_close(got[near].double(), wanted[near], rtol=2e-6, atol=1e-9)
+
+
+def test_a_nan_stays_a_nan_and_certainty_is_certain() -> None:
+    nan = float("nan")
+    mean, var = torch.tensor([[nan], [1.0], [0.0], [-1.0]]), torch.tensor([[1.0], [nan], [0.0], [0.0]])
+    out = cpu.forward(mean, var, torch.ones(1), torch.zeros(1))[:, 0]
+    assert out[:2].isnan().all()
+    assert out[2:].tolist() == [1.0, -1.0]
+    tilt, kl = cpu.tilt_and_kl(torch.tensor([[0.0, nan], [0.0, 1.0]]))
+    assert tilt[0].isnan()
+    assert kl.isnan()
+
+
+def test_training_without_them_ends_in_the_same_place(tmp_path: Path) -> None:
+    """The same steps in a process that has them switched off."""
+    code = (
+        "import torch, bqn, sys; torch.set_num_threads(1); torch.manual_seed(0)\n"
+        "net = bqn.models.mlp(12, 3, (16, 8)); x, y = torch.randn(40, 12), torch.randint(3, (40,))\n"
+        "optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)\n"
+        "for _ in range(5):\n"
+        "    optimizer.zero_grad(); (-net.elbo(x, y, 40, 1e-2)).backward(); optimizer.step()\n"
+        "print(float(net.elbo(x, y, 40, 1e-2)))\n"
+    )
+    results = []
+    for kernels in ("torch", ""):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"BQN_CPU_KERNELS": kernels, "PYTHONPATH": str(Path(bqn.__file__).parent.parent)},
+        )
+        results.append(float(done.stdout))
+    assert results[0] == pytest.approx(results[1], rel=1e-4)
