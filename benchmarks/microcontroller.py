@@ -6,7 +6,7 @@ Needs the cross compiler (Debian: gcc-arm-none-eabi). Each network is built into
 asks for its probabilities, with functions that nobody calls left out, as firmware would do; weights are drawn at
 random, which changes no size. Flash is code and constants, RAM is all static memory, the example itself included; the
 stack is the deepest chain of calls. With qemu-system-arm (Debian: qemu-system-arm) the network also runs on an emulated
-Cortex-M4, and its answers are compared with those of the packed network.
+Cortex-M4: its answers are compared with those of the packed network, and the instructions of a prediction are counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from bqn.deploy.c_source import to_c
 
 TOOLS = "arm-none-eabi-"
 TARGET = ("-mcpu=cortex-m4", "-mthumb", "-std=c99", "-O2", "-ffunction-sections", "-fdata-sections")
-EMULATOR = ("qemu-system-arm", "-M", "mps2-an386", "-nographic", "-semihosting", "-kernel")
+# The emulated clock of 25 MHz ticks once in 40 instructions.
+EMULATOR = ("qemu-system-arm", "-M", "mps2-an386", "-icount", "shift=0", "-nographic", "-semihosting", "-kernel")
+INSTRUCTIONS_PER_TICK = 40
 FIRMWARE = """
 #define NET_IMPLEMENTATION
 #include "net.h"
@@ -49,7 +51,16 @@ extern void _start(void);
 __attribute__((section(".vectors"), used)) const void *const vectors[] = {(void *)0x20400000, (void *)_start};
 static const uint8_t examples[][NET_INPUTS] = {EXAMPLES};
 static NET_INTEGER logits[NET_OUTPUTS];
+static volatile uint32_t *const systick = (volatile uint32_t *)0xe000e010;
 int main(void) {
+    systick[1] = 0xffffff;
+    systick[2] = 0;
+    systick[0] = 5;
+    const uint32_t before = systick[2];
+    volatile int label = net_predict(examples[0]);
+    const uint32_t after = systick[2];
+    (void)label;
+    printf("%ld ", (long)((before - after) & 0xffffff));
     for (unsigned i = 0; i < sizeof examples / sizeof *examples; ++i)
         for (int member = 0; member < NET_MEMBERS; ++member) {
             net_logits(examples[i], member, logits);
@@ -113,26 +124,18 @@ def deepest_stack(folder: Path) -> int:
     return depth("main")
 
 
-def agrees(packed: Packed, shape: tuple[int, ...], folder: Path) -> bool | None:
-    """Whether the program gives the integers of the packed network on an emulated processor; None without one."""
+def emulate(packed: Packed, shape: tuple[int, ...], folder: Path) -> dict[str, Any]:
+    """Instructions of a prediction, and whether the integers are those of the packed network; nothing without qemu."""
     if shutil.which(EMULATOR[0]) is None:
-        return None
+        return {"instructions": None, "agrees": None}
     x = np.random.default_rng(0).integers(0, 256, (3, *shape), np.uint8)
     rows = ",".join(f"{{{','.join(map(str, row))}}}" for row in x.reshape(3, -1).tolist())
     (folder / "check.c").write_text(CHECK.replace("EXAMPLES", rows))
-    run(
-        folder,
-        f"{TOOLS}gcc",
-        *TARGET,
-        "--specs=rdimon.specs",
-        "-Wl,--section-start=.vectors=0",
-        "check.c",
-        "-o",
-        "check.elf",
-    )
-    told = run(folder, *EMULATOR, "check.elf")
+    options = ("--specs=rdimon.specs", "-Wl,--section-start=.vectors=0")
+    run(folder, f"{TOOLS}gcc", *TARGET, *options, "check.c", "-o", "check.elf")
+    ticks, *told = map(int, run(folder, *EMULATOR, "check.elf").split())
     expected = np.stack(PackedModel(packed).logits(x), 1)
-    return [int(number) for number in told.split()] == expected.reshape(-1).tolist()
+    return {"instructions": INSTRUCTIONS_PER_TICK * ticks, "agrees": told == expected.reshape(-1).tolist()}
 
 
 def main() -> None:
@@ -141,12 +144,12 @@ def main() -> None:
     out = parser.parse_args().out
     compiler = run(Path(), f"{TOOLS}gcc", "--version").splitlines()[0]
     print(f"{compiler}, {' '.join(TARGET)}\n")
-    print("| network | packed file | flash | RAM | stack |\n|---|---|---|---|---|")
+    print("| network | packed file | flash | RAM | stack | instructions |\n|---|---|---|---|---|---|")
     rows = []
     for name, (net, shape, members) in networks().items():
         packed = packed_network(net, shape, members)
         with tempfile.TemporaryDirectory() as folder:
-            row = {"network": name, **measure(packed, Path(folder)), "agrees": agrees(packed, shape, Path(folder))}
+            row = {"network": name, **measure(packed, Path(folder)), **emulate(packed, shape, Path(folder))}
         rows.append(row)
         print(row_in_words(row), "" if row["agrees"] is None else "same answers" if row["agrees"] else "DIFFERENT")
     if out is not None:
@@ -155,7 +158,8 @@ def main() -> None:
 
 def row_in_words(row: dict[str, Any]) -> str:
     sizes = [f"{row[key] / 1000:.1f} kB" for key in ("packed_file", "flash", "ram")]
-    return f"| {row['network']} | {' | '.join(sizes)} | {row['stack']} B |"
+    instructions = "–" if row["instructions"] is None else f"{row['instructions'] / 1e6:.1f} M"
+    return f"| {row['network']} | {' | '.join(sizes)} | {row['stack']} B | {instructions} |"
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ RUNS = (
     "e-qnn:vgg:cifar10:members=5",
 )  # fmt: skip
 FIGURES = ("nll", "error", "ece")
-# Published figures: record, mode, who, model and data, error in %, NLL, by whom; docs/baselines.md has ours beside them
+# Published: record, mode, who, model and data, error in %, NLL, by whom; docs/baselines.md has ours beside it
 PAPER = "Su et al., table"
 CURVE = "Su et al., figure"
 TEN = f"{PAPER} 1, 10 members"

@@ -157,6 +157,8 @@ def _change_array(rng: random.Random, arrays: dict[str, np.ndarray]) -> None:
         place = rng.randrange(flat.size)
         if flat.dtype.kind == "f":
             flat[place] = rng.choice((np.nan, np.inf, -np.inf, 1e38, -1e38, 0.0, -1.0))
+        elif flat.dtype.kind == "b":
+            flat[place] = not flat[place]
         else:
             flat[place] = rng.choice((np.iinfo(flat.dtype).min, np.iinfo(flat.dtype).max, 0, 1))
         arrays[name] = flat.reshape(array.shape)

@@ -1,9 +1,11 @@
 """The C header gives the integers of the packed network, in fixed memory, without warnings or undefined behaviour."""
 
+import json
 import os
 import re
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +15,11 @@ from hypothesis import strategies as st
 
 import bqn
 from bqn import nn
-from bqn.deploy import Lattice, PackedError, PackedModel, pack_in_memory
+from bqn.deploy import Lattice, Packed, PackedError, PackedModel, Program, pack_in_memory
 from bqn.deploy.c_memory import Layout
 from bqn.deploy.c_source import as_identifier, to_c
-from bqn.deploy.program import Conv2d, Flatten, Input, Linear
+from bqn.deploy.program import Conv2d, Flatten, Input, Linear, SumPool, Threshold
+from bqn.deploy.validation import validate
 from tests.deploy.compiled import FLAGS, SANITIZED, answers, build
 from tests.deploy.networks import disturb, image_networks, packed_model, pixels, sampled
 from tests.deploy.programs import random_program
@@ -88,6 +91,25 @@ def test_a_vector_of_pixels_that_is_thresholded_first(tmp_path):
     body = nn.Sequential(nn.Flatten(), nn.Sign(), nn.Linear(36, 3))
     model = packed_model(bqn.Network(body, bqn.SoftmaxHead(36)).mode(), input_shape=(1, 6, 6))
     assert_same(model, pixels(10, (1, 6, 6)).numpy(), tmp_path, *SANITIZED)
+
+
+def test_constants_and_values_that_nobody_reads(tmp_path):
+    """A threshold of one level takes no memory, and a view that is not read makes no warning."""
+    ops = (
+        Input("input", "pixels", (2, 1, 3)),
+        Threshold("constant", "input", 2, Lattice(3, 1, 1)),
+        SumPool("sum", "constant", (1, 3), (1, 1), (0, 0)),
+        Flatten("unread", "sum"),
+        Flatten("out", "constant"),
+    )
+    arrays = {
+        "constant.thresholds": np.zeros((1, 1, 0, 2), np.int8), "constant.flips": np.zeros((1, 1), np.uint8),
+        "head.log_scale": np.zeros(1, np.float32),
+    }  # fmt: skip
+    packed = Packed(Program(ops, "out", 1.0, "softmax"), 1, arrays)
+    validate(packed)
+    found = assert_same(PackedModel(packed, "numpy"), pixels(3, (2, 1, 3)).numpy(), tmp_path, *SANITIZED)
+    np.testing.assert_array_equal(found.logits[0], np.full((3, 6), 3))
 
 
 # --- features and regression ------------------------------------------------------------------------------------------
@@ -244,3 +266,12 @@ def test_images_are_never_integers_as_a_whole():
     assert [layout.places[op.name].channels for op in convs] == [4, 4]
     needed = sum(place.words for place in layout.places.values())
     assert layout.words < 4 * 28 * 28 + 4 * 14 * 14 + 14 * 14 * 2 + 100 < needed
+
+
+def test_the_table_of_sizes_is_that_of_the_record():
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs/deploy.md").read_text()
+    for row in json.loads((root / "results/benchmarks/microcontroller.json").read_text())["rows"]:
+        assert row["agrees"] is True
+        sizes = " | ".join(f"{row[key] / 1000:.1f} kB" for key in ("packed_file", "flash", "ram"))
+        assert f"| {row['network']} | {sizes} | {row['stack']} B | {row['instructions'] / 1e6:.1f} M |" in page

@@ -210,7 +210,7 @@ def test_a_regression(browser: Browser, folder: Path) -> None:
     rows = json.dumps(x.tolist())
     given = browser.evaluate(f"{rows}.map(x => bqn.predict(x).moments[0]).map(m => [m.mean, m.var])")
     np.testing.assert_allclose(given, np.concatenate([moments.mean, moments.var], 1), rtol=1e-9)
-    assert re.fullmatch(r"-?[\d.]+ ± [\d.]+", browser.evaluate(ANSWER))
+    assert re.fullmatch(r"−?[\d.]+ ± [\d.]+", browser.evaluate(ANSWER))
     assert browser.complaints() == []
 
 

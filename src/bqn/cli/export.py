@@ -44,8 +44,10 @@ def export(
     """Write a packed network as a C header, an ONNX model or an HTML page.
 
     c: one C99 header with the network inside, for microcontrollers: integers only, no malloc, no library but stdint.h.
+
     onnx: the same network in ordinary float operators, for programs that read ONNX; neither small nor fast.
-    html: one page to draw on, which works offline.
+
+    html: one page with the network inside, to draw on or to fill in; it works offline and on a phone.
     """
     require_choice(to, FORMS, "--to")
     if name is not None and to != "c":

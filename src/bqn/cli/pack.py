@@ -72,7 +72,8 @@ def pack(
     networks = "the most probable network" if mode == "map" else f"{len(members)} sampled networks"
     show(
         f"{out}: {bytes_in_words(facts['file_bytes'])}, {networks} of {facts['weights']:,} weights at "
-        f"{facts['bits_per_weight']:g} bits; in float32 one takes {bytes_in_words(facts['float32_bytes'])}"
+        f"{facts['bits_per_weight']:g} bit{'' if facts['bits_per_weight'] == 1 else 's'}; "
+        f"in float32 one takes {bytes_in_words(facts['float32_bytes'])}"
     )
 
 

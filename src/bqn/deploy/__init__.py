@@ -1,7 +1,7 @@
 """Deployment: files of a few bits a weight, and an integer runtime that needs no torch.
 
-`from bqn.deploy import load_packed` imports numpy and safetensors and nothing else; packing needs torch and is imported
-when it is first asked for.
+`from bqn.deploy import load_packed` imports numpy and safetensors and nothing else. Packing, which needs torch, and
+exporters are imported when they are first asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from bqn.deploy.model import Moments, PackedModel, Uncertainty, load_packed
 from bqn.deploy.program import Lattice, Packed, PackedError, Program
 
 if TYPE_CHECKING:
+    from bqn.deploy.c_source import to_c
     from bqn.deploy.folding import UnpackableError
+    from bqn.deploy.html import to_html
+    from bqn.deploy.onnx import to_onnx
     from bqn.deploy.packing import pack, pack_in_memory
 
 __all__ = [
@@ -35,14 +38,24 @@ __all__ = [
     "set_threads",
     "supported_kernels",
     "to_bytes",
+    "to_c",
+    "to_html",
+    "to_onnx",
 ]
 
-_NEEDS_TORCH = {"pack": "packing", "pack_in_memory": "packing", "UnpackableError": "folding"}
+_LATER = {
+    "pack": "packing",
+    "pack_in_memory": "packing",
+    "UnpackableError": "folding",
+    "to_c": "c_source",
+    "to_html": "html",
+    "to_onnx": "onnx",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEEDS_TORCH:
+    if name in _LATER:
         from importlib import import_module
 
-        return getattr(import_module(f"bqn.deploy.{_NEEDS_TORCH[name]}"), name)
+        return getattr(import_module(f"bqn.deploy.{_LATER[name]}"), name)
     raise AttributeError(f"module 'bqn.deploy' has no attribute {name!r}")

@@ -37,22 +37,21 @@ def _softmax(packed: Packed, outputs: int, wide: bool) -> Head:
     constants = [
         "/* What one integer is worth in the exponent of 2: multiplier / 2^(32 + shift). Gaps beyond `most` are\n"
         "   infinite. */\n"
-        "typedef struct {\n    uint64_t most, multiplier;\n    int32_t shift;\n} net_scale;\n",
-        f"static const net_scale net_scales[NET_MEMBERS] = {{{scales}}};\n",
-        f"#define NET_POLYNOMIAL {', '.join(f'{term}u' for term in _polynomial())}\n",
+        "typedef struct {\n    uint64_t most, multiplier;\n    int32_t shift;\n} net_scale;",
+        f"static const net_scale net_scales[NET_MEMBERS] = {{{scales}}};",
+        f"#define NET_POLYNOMIAL {', '.join(f'{term}u' for term in _polynomial())}",
     ]
     prototypes = [
-        "/* Probabilities of the classes, averaged over the members, in units of 1 / NET_ONE. */",
-        "int net_probabilities(const NET_INPUT *given, uint32_t *probabilities);\n",
-        "/* How many members find each class the most probable. */",
-        "int net_votes(const NET_INPUT *given, uint16_t *votes);\n",
-        "/* The most probable class, from 0 on. */",
-        "int net_predict(const NET_INPUT *given);\n",
+        "/* Probabilities of the classes, averaged over the members, in units of 1 / NET_ONE. */\n"
+        "int net_probabilities(const NET_INPUT *given, uint32_t *probabilities);",
+        "/* How many members find each class the most probable. */\n"
+        "int net_votes(const NET_INPUT *given, uint16_t *votes);",
+        "/* The most probable class, from 0 on. */\nint net_predict(const NET_INPUT *given);",
     ]
     if packed.program.classes:
         names = ", ".join(_text(name) for name in packed.program.classes)
-        prototypes += ["/* Names of the classes, in UTF-8. */", f"extern const char *const net_classes[{outputs}];\n"]
-        constants.append(f"const char *const net_classes[{outputs}] = {{{names}}};\n")
+        prototypes.append(f"/* Names of the classes, in UTF-8. */\nextern const char *const net_classes[{outputs}];")
+        constants.append(f"const char *const net_classes[{outputs}] = {{{names}}};")
     parts = ("probabilities", "votes", "predict_one" if packed.members == 1 else "predict")
     return Head(parts, ("NET_ONE 2147483648u",), tuple(prototypes), tuple(constants))
 
@@ -87,13 +86,13 @@ def _gaussian(packed: Packed) -> Head:
     noise = [np.exp(packed.array("head.log_noise", member).astype(np.float64)) * unit**2 for member in members]
     weights = [[_row(row, "f") for row in packed.array("head.weight", member)] for member in members]
     constants = [
-        f"static const float net_head[NET_MEMBERS][NET_TARGETS][NET_OUTPUTS] = {_nested(weights)};\n",
-        f"static const double net_noise[NET_MEMBERS][NET_TARGETS] = {_nested([[_row(each)] for each in noise], 1)};\n",
-        f"static const double net_shift[NET_TARGETS] = {_row(shift)}, net_unit[NET_TARGETS] = {_row(unit)};\n",
+        f"static const float net_head[NET_MEMBERS][NET_TARGETS][NET_OUTPUTS] = {_nested(weights)};",
+        f"static const double net_noise[NET_MEMBERS][NET_TARGETS] = {_nested([[_row(each)] for each in noise], 1)};",
+        f"static const double net_shift[NET_TARGETS] = {_row(shift)}, net_unit[NET_TARGETS] = {_row(unit)};",
     ]
     prototypes = (
-        "/* Mean and variance of the prediction, in the units of the targets: NET_TARGETS numbers each. */",
-        "int net_moments(const NET_INPUT *given, double *mean, double *variance);\n",
+        "/* Mean and variance of the prediction, in the units of the targets: NET_TARGETS numbers each. */\n"
+        "int net_moments(const NET_INPUT *given, double *mean, double *variance);",
     )
     return Head(("moments",), (f"NET_TARGETS {outputs}",), prototypes, tuple(constants))
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from bqn.deploy.c_heads import head_of
 from bqn.deploy.c_memory import Group, Layout, settled
+from bqn.deploy.given import Given, packed_of
 from bqn.deploy.program import (
     Add,
     Array,
@@ -37,12 +38,12 @@ _TYPES = {np.dtype(np.uint8): "uint8_t", np.dtype(np.uint32): "uint32_t"} | {
 }
 
 
-def to_c(packed: Packed, name: str = "bqn_net") -> str:
+def to_c(packed: Given, name: str = "bqn_net") -> str:
     """A packed network as a C99 header.
 
     Parameters
     ----------
-    packed : Packed
+    packed : Packed, PackedModel or path of a packed file
         With the shape of its examples, as `bqn pack` and `input_shape` of `bqn.pack` give it.
     name : str
         Prefix of all names in the header.
@@ -60,7 +61,7 @@ def to_c(packed: Packed, name: str = "bqn_net") -> str:
     """
     if not is_identifier(name):
         raise ValueError(f"name must be a C identifier of at most 64 letters, digits and _, got {name!r}")
-    text = _Writer(packed).header()
+    text = _Writer(packed_of(packed)).header()
     return re.sub(r"\bnet_", f"{name}_", re.sub(r"\bNET_", f"{name.upper()}_", text))
 
 
@@ -85,6 +86,7 @@ class _Writer:
         self.constants: list[str] = []
         self.calls: list[str] = []
         self.parts: set[str] = set()
+        self.in_memory = False
         self.wide = self.program.output in self.layout.wide
         self.head = head_of(packed, self.layout.sizes[self.program.output][0], self.wide)
 
@@ -97,20 +99,18 @@ class _Writer:
         if not self.wide:
             self.parts.add("integer")
             result = f"net_integer({self._ref(self.program.output)}, k, 0)"
-        memory = [f"static uint32_t net_memory[{self.layout.words}];\n"] if self.layout.words else []
-        return "\n".join(
-            [
-                *self._declarations(),
-                "#ifdef NET_IMPLEMENTATION\n",
-                *_parts("runtime.h", self.parts),
-                *memory,
-                *self.constants,
-                *self.head.constants,
-                *_logits(self.calls, result),
-                *_parts("heads.h", set(self.head.parts)),
-                "#endif /* NET_IMPLEMENTATION */\n",
-            ]
-        )
+        memory = [f"static uint32_t net_memory[{max(1, self.layout.words)}];"] if self.in_memory else []
+        sections = [
+            *self._declarations(),
+            "#ifdef NET_IMPLEMENTATION",
+            *_parts("runtime.h", self.parts),
+            "\n".join((*memory, *self.constants)),
+            *self.head.constants,
+            _logits(self.calls, result),
+            *_parts("heads.h", set(self.head.parts)),
+            "#endif /* NET_IMPLEMENTATION */\n",
+        ]
+        return "\n\n".join(sections)
 
     def _declarations(self) -> list[str]:
         sizes, pixels = self.layout.sizes, self.program.input.kind == "pixels"
@@ -127,16 +127,15 @@ class _Writer:
         )
         return [
             _ABOUT.format(what="pixels" if pixels else "features", shape=shape),
-            "#ifndef NET_H\n#define NET_H\n",
-            "#include <stdint.h>\n",
-            '#ifdef __cplusplus\nextern "C" {\n#endif\n',
-            *(f"#define {macro}" for macro in macros),
-            "",
-            "/* The integers of one member before the head; NET_STEP times them is what the float network gives. */",
-            "int net_logits(const NET_INPUT *given, int member, NET_INTEGER *logits);\n",
+            "#ifndef NET_H\n#define NET_H",
+            "#include <stdint.h>",
+            '#ifdef __cplusplus\nextern "C" {\n#endif',
+            "\n".join(f"#define {macro}" for macro in macros),
+            "/* The integers of one member before the head; NET_STEP times them is what the float network gives. */\n"
+            "int net_logits(const NET_INPUT *given, int member, NET_INTEGER *logits);",
             *self.head.prototypes,
-            "#ifdef __cplusplus\n}\n#endif\n",
-            "#endif /* NET_H */\n",
+            "#ifdef __cplusplus\n}\n#endif",
+            "#endif /* NET_H */",
         ]
 
     # --- values -----------------------------------------------------------------------------------------------------
@@ -153,17 +152,19 @@ class _Writer:
         root = self.layout.root(op.name)
         if place.form == "wide":
             if root == op.name:
-                self.constants.append(f"static int64_t net_x{number}[{place.channels * place.pixels}];\n")
+                self.constants.append(f"static int64_t net_x{number}[{place.channels * place.pixels}];")
             return
+        if root != op.name and not self.layout.readers[op.name]:
+            return  # a view that nobody reads
         self.parts.add("value")
-        where = {"words": "0, {}, 0, 0", "bytes": "0, 0, {}, 0", "integers": "0, 0, 0, {}", "pixels": "0, 0, 0, 0"}
-        casts = {"words": "", "bytes": "(uint8_t *)", "integers": "(int32_t *)", "pixels": ""}
-        offset = self.layout.offsets.get(root, 0)
-        pointers = where[place.form].format(f"{casts[place.form]}(net_memory + {offset})")
+        pointers = "0, 0, 0, 0"
+        if place.form != "pixels":
+            self.in_memory = True
+            pointers = _POINTERS[place.form].format(f"net_memory + {self.layout.offsets[root]}")
         numbers = (*place.size[1:], place.planes, place.width, place.lattice.low, place.lattice.stride)
         kind = "static net_value" if place.form == "pixels" else "static const net_value"
         self.constants.append(
-            f"{kind} net_v{number} = {{{pointers}, {', '.join(map(str, numbers))}}}; /* {_comment(op)} */\n"
+            f"{kind} net_v{number} = {{{pointers}, {', '.join(map(str, numbers))}}}; /* {_comment(op)} */"
         )
         if place.form == "pixels":
             self.calls.append(f"    net_v{number}.pixels = given;")
@@ -208,7 +209,7 @@ class _Writer:
             self.parts.add(part)
             number = self.numbers[op.name]
             window = ", ".join(_braces(pair) for pair in (op.kernel, op.stride, op.padding))
-            self.constants.append(f"static const net_pool net_p{number} = {{{window}}};\n")
+            self.constants.append(f"static const net_pool net_p{number} = {{{window}}};")
             return f"net_{part}({source}, {x0}, {made}, {y0}, &net_p{number}, {count});"
         if isinstance(op, Add):
             self.parts.add("add")
@@ -227,7 +228,7 @@ class _Writer:
         if "input.mean" in self.packed.arrays:
             for part in ("mean", "std"):
                 values = ", ".join(_float(value) for value in self.packed.array(f"input.{part}", 0))
-                self.constants.append(f"static const float net_{part}[] = {{{values}}};\n")
+                self.constants.append(f"static const float net_{part}[] = {{{values}}};")
             scale = "net_mean, net_std"
         count = int(np.prod(self.layout.sizes[op.name]))
         return f"if (net_features(given, {scale}, net_x{self.numbers[op.name]}, {count})) return -1;"
@@ -247,7 +248,7 @@ class _Writer:
         numbers = (lattice.planes, -(-terms // 32), lattice.low, lattice.stride)
         self.constants.append(
             f"static const net_product net_p{number} = {{{inputs}, {outputs // groups}, "
-            f"{', '.join(map(_braces, window))}, {', '.join(map(str, numbers))}}};\n"
+            f"{', '.join(map(_braces, window))}, {', '.join(map(str, numbers))}}};"
         )
         bias = "0"
         if op.bias:
@@ -291,11 +292,12 @@ class _Writer:
         length = max(1, members[0].size)
         self.constants.append(
             f"static const {_TYPES[members[0].dtype]} {name}[{len(members)}][{length}] = "
-            f"{{ /* {_comment(op)}: {what} */\n{','.join(rows)}}};\n"
+            f"{{ /* {_comment(op)}: {what} */\n{','.join(rows)}}};"
         )
         return f"{name}[{'member' if len(members) > 1 else '0'}]"
 
 
+_POINTERS = {"words": "0, {}, 0, 0", "bytes": "0, 0, (uint8_t *)({}), 0", "integers": "0, 0, 0, (int32_t *)({})"}
 _ONE = ((1, 1), (1, 1), (0, 0), (1, 1))
 
 _ABOUT = """/* A quantized network in integers, written by bqn.
@@ -304,19 +306,19 @@ _ABOUT = """/* A quantized network in integers, written by bqn.
    It needs no library but stdint.h, allocates nothing, and works in fixed memory: one call at a time.
 
    An example is NET_INPUTS {what} ({shape}: channels, rows, columns). All functions return -1
-   if an input cannot be used: a member that is not there, or a feature that is no number or too large. */
-"""
+   if an input cannot be used: a member that is not there, or a feature that is no number or too large. */"""
 
 
-def _logits(calls: list[str], result: str) -> list[str]:
-    return [
+def _logits(calls: list[str], result: str) -> str:
+    lines = (
         "int net_logits(const NET_INPUT *given, int member, NET_INTEGER *logits) {",
         "    if (member < 0 || member >= NET_MEMBERS) return -1;",
         *calls,
         f"    for (int32_t k = 0; k < NET_OUTPUTS; ++k) logits[k] = {result};",
         "    return 0;",
-        "}\n",
-    ]
+        "}",
+    )
+    return "\n".join(lines)
 
 
 def _parts(file: str, wanted: set[str]) -> list[str]:
@@ -329,7 +331,7 @@ def _parts(file: str, wanted: set[str]) -> list[str]:
         part, _, needed = title.partition(":")
         for kind in ("int8_t", "int16_t", "int32_t") if "TYPE" in part else ("TYPE",):
             needs[part.replace("TYPE", kind)] = needed.split()
-            texts[part.replace("TYPE", kind)] = text.replace("TYPE", kind)
+            texts[part.replace("TYPE", kind)] = text.replace("TYPE", kind).strip()
     found: set[str] = set()
     waiting = list(wanted)
     while waiting:

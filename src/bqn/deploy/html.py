@@ -13,6 +13,7 @@ import math
 import os
 import re
 from importlib import resources
+from pathlib import PurePath
 from typing import Any
 
 from bqn.deploy.container import load, to_bytes
@@ -69,7 +70,11 @@ def _json(value: Any) -> str:
 def _title(packed: Packed) -> str:
     words = [packed.about.get(key) for key in ("data", "model")]
     # The data may be a path, of which only the name is anybody's business.
-    said = [re.split(r"[\\/]", word.rstrip("\\/"))[-1] for word in words if isinstance(word, str)]
+    said = [
+        PurePath(word.replace("\\", "/")).name.removesuffix(".npz").removesuffix(".csv")
+        for word in words
+        if isinstance(word, str)
+    ]
     return " · ".join(filter(None, said)) or "A packed network"
 
 
@@ -143,8 +148,10 @@ def _fields(packed: Packed, count: int) -> list[dict[str, Any]]:
 
 def _lead(described: dict[str, Any]) -> str:
     count = described["members"]
-    members = "A network" if count == 1 else f"{count} networks, drawn from one posterior,"
-    return f"{members} of {_bits(described)} in {_bytes(described['file_bytes'])}, in this page."
+    size = _bytes(described["file_bytes"])
+    if count == 1:
+        return f"A network with {_bits(described)}, {size}, runs in this page."
+    return f"{count} networks with {_bits(described)}, {size} together, run in this page."
 
 
 def _bits(described: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from bqn.deploy.given import Given, packed_of
 from bqn.deploy.onnx_graph import Graph
 from bqn.deploy.program import (
     FEATURE_BITS,
@@ -34,12 +35,12 @@ EXACT = {np.dtype(np.float32): 2**24 - 1, np.dtype(np.float64): 2**53}
 Float: TypeAlias = "np.dtype[np.floating[Any]]"
 
 
-def to_onnx(packed: Packed) -> bytes:
+def to_onnx(packed: Given) -> bytes:
     """A packed network as the content of an `.onnx` file; needs the extra `onnx`.
 
     Parameters
     ----------
-    packed : Packed
+    packed : Packed, PackedModel or path of a packed file
         With the shape of its examples, as `bqn pack` and `input_shape` of `bqn.pack` give it.
 
     Returns
@@ -55,7 +56,7 @@ def to_onnx(packed: Packed) -> bytes:
     PackedError
         A ValueError: the network cannot be written so; the message says which part and why.
     """
-    return _Exporter(packed).model()
+    return _Exporter(packed_of(packed)).model()
 
 
 class _Exporter:

@@ -135,15 +135,28 @@ static void net_windows(const net_value *x, const net_value *y, int32_t y0, cons
 }
 
 /*@ taps: value product */
-/* The place of a tap in x, or -1 over the border. */
-static int32_t net_tap(const net_value *x, const net_product *p, const int32_t at[2], int32_t tap) {
-    const int32_t row = at[0] * p->stride[0] + tap / p->kernel[1] * p->dilation[0] - p->padding[0];
-    const int32_t column = at[1] * p->stride[1] + tap % p->kernel[1] * p->dilation[1] - p->padding[1];
+/* The place in x of one tap of a window, or -1 over the border. */
+static int32_t net_tap(const net_value *x, const net_product *p, const int32_t at[2], int32_t i, int32_t j) {
+    const int32_t row = at[0] * p->stride[0] + i * p->dilation[0] - p->padding[0];
+    const int32_t column = at[1] * p->stride[1] + j * p->dilation[1] - p->padding[1];
     if (row < 0 || row >= x->rows || column < 0 || column >= x->columns) return -1;
     return row * x->columns + column;
 }
 
 /*@ xor: popcount taps */
+/* Bits that differ under one tap, each counted by the worth of its planes. */
+static int32_t net_unlike(const net_value *x, const net_product *p, int32_t place, const uint32_t *filter) {
+    const uint32_t *bits = x->words + place * x->planes * x->width;
+    int32_t total = 0;
+    for (int32_t a = 0; a < x->planes; ++a, bits += x->width)
+        for (int32_t b = 0; b < p->planes; ++b) {
+            int32_t count = 0;
+            for (int32_t i = 0; i < p->width; ++i) count += net_popcount(bits[i] ^ filter[b * p->width + i]);
+            total += count * ((int32_t)1 << (a + b));
+        }
+    return total;
+}
+
 /* Like net_windows for bit-planes that are signs, all of them: by xor. */
 static void net_xor(const net_value *x, const net_value *y, int32_t y0, const net_product *p, const uint32_t *weights,
                     const int32_t *bias, int32_t first, int32_t count) {
@@ -154,20 +167,12 @@ static void net_xor(const net_value *x, const net_value *y, int32_t y0, const ne
         const uint32_t *filter = weights + first * taps * p->planes * p->width;
         for (int32_t o = first; o < first + count; ++o) {
             int32_t sum = 0;
-            for (int32_t tap = 0; tap < taps; ++tap, filter += p->planes * p->width) {
-                const int32_t place = net_tap(x, p, at, tap);
-                if (place < 0) continue;
-                sum += all;
-                for (int32_t a = 0; a < x->planes; ++a) {
-                    const uint32_t *bits = x->words + (place * x->planes + a) * x->width;
-                    for (int32_t b = 0; b < p->planes; ++b) {
-                        int32_t unlike = 0;
-                        for (int32_t i = 0; i < p->width; ++i)
-                            unlike += net_popcount(bits[i] ^ filter[b * p->width + i]);
-                        sum -= unlike * ((int32_t)2 << (a + b));
-                    }
+            for (int32_t i = 0; i < p->kernel[0]; ++i)
+                for (int32_t j = 0; j < p->kernel[1]; ++j, filter += p->planes * p->width) {
+                    const int32_t place = net_tap(x, p, at, i, j);
+                    if (place < 0) continue;
+                    sum += all - 2 * net_unlike(x, p, place, filter);
                 }
-            }
             y->integers[(y0 + o - first) * y->rows * y->columns + pixel] = (bias ? bias[o] : 0) + scale * sum;
         }
     }
@@ -182,6 +187,19 @@ static int32_t net_total(const uint32_t *bits, int32_t planes, int32_t width) {
     return total;
 }
 
+/* Sum of the products of codes under one tap. */
+static int32_t net_common(const net_value *x, const net_product *p, int32_t place, const uint32_t *filter) {
+    const uint32_t *bits = x->words + place * x->planes * x->width;
+    int32_t total = 0;
+    for (int32_t a = 0; a < x->planes; ++a, bits += x->width)
+        for (int32_t b = 0; b < p->planes; ++b) {
+            int32_t count = 0;
+            for (int32_t i = 0; i < p->width; ++i) count += net_popcount(bits[i] & filter[b * p->width + i]);
+            total += count * ((int32_t)1 << (a + b));
+        }
+    return total;
+}
+
 /* Like net_windows for bit-planes of any codes: with x = a + bX and w = c + dW for codes X and W, a sum of products is
    n a c + a d sum W + c b sum X + b d sum XW. */
 static void net_and(const net_value *x, const net_value *y, int32_t y0, const net_product *p, const uint32_t *weights,
@@ -191,28 +209,22 @@ static void net_and(const net_value *x, const net_value *y, int32_t y0, const ne
         const int32_t at[2] = {pixel / y->columns, pixel % y->columns};
         const uint32_t *filter = weights + first * taps * p->planes * p->width;
         int32_t inputs = 0, inside = 0;
-        for (int32_t tap = 0; tap < taps; ++tap) {
-            const int32_t place = net_tap(x, p, at, tap);
-            if (place < 0) continue;
-            inputs += net_total(x->words + place * x->planes * x->width, x->planes, x->width);
-            inside += p->inputs;
-        }
+        for (int32_t i = 0; i < p->kernel[0]; ++i)
+            for (int32_t j = 0; j < p->kernel[1]; ++j) {
+                const int32_t place = net_tap(x, p, at, i, j);
+                if (place < 0) continue;
+                inputs += net_total(x->words + place * x->planes * x->width, x->planes, x->width);
+                inside += p->inputs;
+            }
         for (int32_t o = first; o < first + count; ++o) {
             int32_t both = 0, own = 0;
-            for (int32_t tap = 0; tap < taps; ++tap, filter += p->planes * p->width) {
-                const int32_t place = net_tap(x, p, at, tap);
-                if (place < 0) continue;
-                if (x->low) own += net_total(filter, p->planes, p->width);
-                for (int32_t a = 0; a < x->planes; ++a) {
-                    const uint32_t *bits = x->words + (place * x->planes + a) * x->width;
-                    for (int32_t b = 0; b < p->planes; ++b) {
-                        int32_t common = 0;
-                        for (int32_t i = 0; i < p->width; ++i)
-                            common += net_popcount(bits[i] & filter[b * p->width + i]);
-                        both += common * ((int32_t)1 << (a + b));
-                    }
+            for (int32_t i = 0; i < p->kernel[0]; ++i)
+                for (int32_t j = 0; j < p->kernel[1]; ++j, filter += p->planes * p->width) {
+                    const int32_t place = net_tap(x, p, at, i, j);
+                    if (place < 0) continue;
+                    if (x->low) own += net_total(filter, p->planes, p->width);
+                    both += net_common(x, p, place, filter);
                 }
-            }
             y->integers[(y0 + o - first) * y->rows * y->columns + pixel] =
                 (bias ? bias[o] : 0) + p->low * (inside * x->low + x->step * inputs) +
                 p->step * (x->low * own + x->step * both);

@@ -70,13 +70,13 @@ function showDoubt(aleatoric, epistemic, most, unit) {
   const part = (name, value) => make("i", {className: name, style: {width: `${Math.min(100, (100 * value) / most)}%`}});
   const entry = (name, value, words) => make("div", {className: name},
     make("dt", {}, make("i"), words), make("dd", {textContent: `${value.toFixed(2)}${unit}`}));
-  const shared = alone ? "seen in the input (aleatoric)" : "every member sees it in the input (aleatoric)";
+  const shared = alone ? "seen in the input (aleatoric)" : "seen by every member (aleatoric)";
   find("doubt").replaceChildren(
     make("h3", {textContent: "Uncertainty"}),
     make("div", {className: "track"}, part("aleatoric", aleatoric), part("epistemic", epistemic)),
     make("dl", {},
       entry("aleatoric", aleatoric, shared),
-      ...(alone ? [] : [entry("epistemic", epistemic, "the members disagree (epistemic)")])));
+      ...(alone ? [] : [entry("epistemic", epistemic, "members disagree (epistemic)")])));
 }
 
 // --- regression -----------------------------------------------------------------------------------------------------
