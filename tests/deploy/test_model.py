@@ -198,3 +198,13 @@ assert "bqn.nn" not in sys.modules
     subprocess.run([sys.executable, "-c", script], check=True)
     expected = np.mean([network.predict(to_input(torch.from_numpy(x))).numpy() for network in classifier], 0)
     np.testing.assert_allclose(np.load(tmp_path / "probs.npy"), expected, atol=1e-6)
+
+
+def test_members_that_share_everything_are_one_plan():
+    net = bqn.models.mlp(20, 3, (9,)).mode()
+    x = np.random.default_rng(0).integers(0, 256, (5, 20), np.uint8)
+    one, many = (packed_model([net] * members) for members in (1, 4))
+    assert len({id(plan) for plan in many._plans_for((20,))}) == 1
+    assert len(many.logits(x)) == 4
+    np.testing.assert_array_equal(many.logits(x), one.logits(x) * 4)
+    np.testing.assert_array_equal(many(x), one(x))

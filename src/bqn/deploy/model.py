@@ -93,7 +93,10 @@ class PackedModel:
     def logits(self, x: npt.ArrayLike) -> list[Array]:
         """The integers before the head, `(N, outputs)`, one array a member; a float network gives `step` times them."""
         examples = self._input(np.asarray(x))
-        return [plan(examples) for plan in self._plans_for(examples.shape[1:])]
+        plans = self._plans_for(examples.shape[1:])
+        if plans[0] is plans[-1]:
+            return [plans[0](examples)] * self.members
+        return [plan(examples) for plan in plans]
 
     def member_logits(self, member: int, x: npt.ArrayLike) -> Array:
         """The integers of one member alone, `(N, outputs)`."""
@@ -156,8 +159,17 @@ class PackedModel:
         if shape not in self._plans:
             if len(self._plans) >= _MOST_SHAPES:
                 self._plans.clear()
-            self._plans[shape] = [self._plan(member, shape) for member in range(self.members)]
+            self._plans[shape] = (
+                [self._plan(member, shape) for member in range(self.members)]
+                if self._members_differ
+                else [self._plan(0, shape)] * self.members
+            )
         return self._plans[shape]
+
+    @cached_property
+    def _members_differ(self) -> bool:
+        """Whether any member has weights or thresholds of its own; a file may name thousands that have none."""
+        return any(len(array) > 1 for name, array in self.packed.arrays.items() if not name.startswith("head."))
 
     def _plan(self, member: int, shape: tuple[int, ...]) -> Plan:
         plain = NumpyPlan(self.packed, member, shape)  # checks that the shape fits
