@@ -249,4 +249,5 @@ def _in_torch_order(values: Array) -> Array:
 
 def _join_pixels(bits: Array) -> Array:
     """Packed `(N, H, W, planes, words)` to `(N, planes, H * W * words)`."""
-    return np.ascontiguousarray(bits.transpose(0, 3, 1, 2, 4)).reshape(len(bits), bits.shape[3], -1)
+    images, height, width, planes, words = bits.shape  # any of them may be zero, so that -1 would not do
+    return np.ascontiguousarray(bits.transpose(0, 3, 1, 2, 4)).reshape(images, planes, height * width * words)
