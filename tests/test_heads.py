@@ -143,7 +143,8 @@ def test_tilted_never_falls_below_jensen(log_var: float, spread: float, seed: in
     head, y = bqn.SoftmaxHead(1, scale=1.0).to(dtype), torch.tensor([0, 3, 5])
     belief = bqn.Gaussian(mean, var)
     tilted, jensen = head.log_likelihood(belief, y), head.log_likelihood(belief, y, bound="jensen")
-    assert bool((tilted >= jensen).all())
+    rounding = 4 * torch.finfo(dtype).eps * (1 + jensen.abs())  # without variance the two are the same number
+    assert bool((tilted >= jensen - rounding).all())
     for grad in torch.autograd.grad(tilted.sum(), (mean, var)):
         assert bool(torch.isfinite(grad).all())
 

@@ -95,7 +95,7 @@ def test_tables_for_people(bqn, home, packed):
 def test_pack_says_what_it_wrote(bqn, home, tmp_path):
     done = bqn("pack", home.classifier, "--out", tmp_path / "a.bqn")
     assert done.code == 0
-    assert "the most probable network of 312 weights at 1 bits" in " ".join(done.out.split())
+    assert "the most probable network of 312 weights at 1 bit;" in " ".join(done.out.split())
     facts = json.loads(bqn("pack", home.classifier, "--out", tmp_path / "a.bqn", "--json").out)
     assert facts["file_bytes"] == (tmp_path / "a.bqn").stat().st_size
     inspected = json.loads(bqn("inspect", tmp_path / "a.bqn", "--json").out)
