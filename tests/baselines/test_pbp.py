@@ -116,10 +116,29 @@ def test_a_run_is_kept_and_continues_to_the_same_bits(tmp_path) -> None:
 
 
 def test_what_it_cannot_do_is_said() -> None:
-    with pytest.raises(ConfigError, match="model mlp is not for method pbp"):
-        TrainConfig(method="pbp", model="mlp")
+    with pytest.raises(ConfigError, match="model cnn is not for method pbp"):
+        TrainConfig(method="pbp", model="cnn")
     with pytest.raises(ConfigError, match="levels is not an option"):
         config(levels=(-1.0, 1.0))
     split = Split(torch.randn(9, 2), torch.randn(9, 2))
     with pytest.raises(ValueError, match="pbp predicts one target, got 2"):
         train(config(), dataset=Dataset("two", "regression", split, split, ()))
+
+
+def test_classification() -> None:
+    """Three clouds of points, one sign unit a class."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.tensor([[2.0, 0.0], [-1.0, 1.7], [-1.0, -1.7]])
+
+    def draw(count: int) -> Split:
+        y = torch.randint(3, (count,), generator=generator)
+        return Split(centres[y] + 0.5 * torch.randn(count, 2, generator=generator), y)
+
+    data = Dataset("clouds", "classification", draw(300), draw(200), ("a", "b", "c"))
+    settings = {"method": "pbp", "model": "mlp", "hidden": (20,), "epochs": 3, "device": "cpu"}
+    run = train(TrainConfig.preset(settings), dataset=data)
+    probs = run.predict(data.test.x)
+    torch.testing.assert_close(probs.sum(-1), torch.ones(200))
+    assert float((probs.argmax(-1) != data.test.y).float().mean()) < 0.05
+    far = run.predict(torch.tensor([[0.0, 0.0]]))  # between all three
+    assert float(far.max()) < float(probs.max(-1).values.mean())

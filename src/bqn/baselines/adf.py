@@ -203,6 +203,48 @@ def condition_on_all(weights: Pair, by: Pair, squares: Array) -> None:
     np.copyto(var, new, where=sound)
 
 
+def observe_signs(answers: Array, output: Pair) -> tuple[float, Pair]:
+    """log Z of outputs whose signs are to be `answers`, ±1 `(N, K)`, and its derivatives by the output's moments."""
+    root = np.sqrt(output.var)
+    z = output.mean / root
+    log_z: Array = torch.special.log_ndtr(torch.from_numpy(answers * z)).numpy()
+    # φ/Φ by the scaled error function: both vanish where the answer is a surprise.
+    scaled: Array = torch.special.erfcx(torch.from_numpy(answers * z * -math.sqrt(0.5))).numpy()
+    by_z = answers * math.sqrt(2 / math.pi) / scaled
+    by_mean = by_z / root
+    return float(log_z.sum()), Pair(by_mean, -0.5 * by_mean * z / root)
+
+
+def take_in(layers: list[Pair], nonlinearity: Nonlinearity, tape: Tape, by: Pair) -> None:
+    """Condition all weights, in place, on what the derivatives of log Z by the output's moments say."""
+    found = list(walk_back(layers, nonlinearity, tape, by))[::-1]
+    for weights, inputs, (by_weights, by_sums) in zip(layers, tape.inputs, found, strict=True):
+        if len(inputs.mean) == 1:
+            condition(weights, by_weights)
+        else:
+            condition_on_all(weights, by_weights, squared_back(weights, inputs, by_sums))
+
+
+def learn_labels(layers: list[Pair], nonlinearity: Nonlinearity, x: Array, y: Array, together: int) -> float:
+    """Take in labels `(N,)`, one sign unit a class, `together` at a time by adding up what each says.
+
+    Returns the sum of the log-evidence, each example's before it was learned from.
+    """
+    evidence = 0.0
+    for start in range(0, len(x), together):
+        rows = slice(start, start + together)
+        tape = forward(layers, nonlinearity, x[rows])
+        log_z, by = observe_signs(one_versus_rest(y[rows], tape.output), tape.output)
+        evidence += log_z
+        take_in(layers, nonlinearity, tape, by)
+    return evidence
+
+
+def one_versus_rest(y: Array, output: Pair) -> Array:
+    """The signs that the outputs should have: `(N, K)`."""
+    return np.where(np.arange(output.mean.shape[1]) == y[:, None], 1.0, -1.0)
+
+
 @dataclass
 class Gamma:
     """A belief about a precision: density ∝ x^(shape - 1) exp(-rate x)."""

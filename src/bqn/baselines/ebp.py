@@ -30,14 +30,13 @@ from bqn.baselines.adf import (
     Gamma,
     Pair,
     Tape,
-    condition,
-    condition_on_all,
     forward,
     log_normal,
     normal_pdf,
     observe,
-    squared_back,
-    walk_back,
+    observe_signs,
+    one_versus_rest,
+    take_in,
 )
 
 WEIGHTS = ("real", "fixed", "binary")
@@ -95,8 +94,7 @@ class EBPNetwork(FilteredNetwork):
         for start in range(0, len(x), _TOGETHER):
             rows = slice(start, start + _TOGETHER)
             tape = forward(self.layers(state), SIGN, x[rows])
-            answers = np.where(np.arange(tape.output.mean.shape[1]) == y[rows, None], 1.0, -1.0)
-            log_z, by = observe_signs(answers, tape.output)
+            log_z, by = observe_signs(one_versus_rest(y[rows], tape.output), tape.output)
             evidence += log_z
             self._take(state, tape, by)
         return evidence / len(x)
@@ -108,12 +106,7 @@ class EBPNetwork(FilteredNetwork):
             for n, step in enumerate(steps_of_means(layers, tape, by.mean)):
                 state[f"means.{n}"] += step  # the variance of fixed weights is one; the log-odds of binary ones add up
             return
-        found = list(walk_back(layers, SIGN, tape, by))[::-1]
-        for weights, inputs, (by_weights, by_sums) in zip(layers, tape.inputs, found, strict=True):
-            if len(inputs.mean) == 1:
-                condition(weights, by_weights)
-            else:
-                condition_on_all(weights, by_weights, squared_back(weights, inputs, by_sums))
+        take_in(layers, SIGN, tape, by)
 
     def kl(self) -> Tensor:
         """KL of the weights' posterior to a standard normal prior, or to fair coins, in nats."""
@@ -133,18 +126,6 @@ def binary(half_log_odds: Array) -> Pair:
     """Moments of weights ±1."""
     mean = np.tanh(half_log_odds)
     return Pair(mean, 1 - mean * mean)
-
-
-def observe_signs(answers: Array, output: Pair) -> tuple[float, Pair]:
-    """log Z of outputs whose signs are to be `answers`, ±1 `(N, K)`, and its derivatives by the output's moments."""
-    root = np.sqrt(output.var)
-    z = output.mean / root
-    log_z: Array = torch.special.log_ndtr(torch.from_numpy(answers * z)).numpy()
-    # φ/Φ by the scaled error function: both vanish where the answer is a surprise.
-    scaled: Array = torch.special.erfcx(torch.from_numpy(answers * z * -math.sqrt(0.5))).numpy()
-    by_z = answers * math.sqrt(2 / math.pi) / scaled
-    by_mean = by_z / root
-    return float(log_z.sum()), Pair(by_mean, -0.5 * by_mean * z / root)
 
 
 def steps_of_means(layers: list[Pair], tape: Tape, by_output: Array) -> list[Array]:

@@ -3,6 +3,10 @@
 The posterior of each weight is normal. The precisions of the noise and of the weights' prior are unknown, with gamma
 posteriors. A pass over the data conditions on each example by moment matching; after it the factors of the prior, which
 were put in with a guess of their precision, are refined by expectation propagation. There is nothing to tune.
+
+As published it is for regression. Classification, our addition, has one sign unit a class behind the last layer, as in
+expectation backpropagation, and takes in labels ten at a time by adding up what each says; the prior stays as it is put
+in, since its refinement fails numerically there.
 """
 
 from __future__ import annotations
@@ -15,17 +19,32 @@ from torch import Tensor, nn
 
 from bqn.baselines._filtered import FilteredNetwork, GammaNoiseHead, State, doubles, layer_sizes
 from bqn.baselines._method import Method, Plan
-from bqn.baselines.adf import RELU, Array, Gamma, Pair, backward, condition, forward, log_normal, observe
+from bqn.baselines._votes import ProbitHead
+from bqn.baselines.adf import (
+    RELU,
+    Array,
+    Gamma,
+    Pair,
+    backward,
+    condition,
+    forward,
+    learn_labels,
+    log_normal,
+    observe,
+)
 
+_TOGETHER = 10  # labels
 _PRIOR = Gamma(6.0, 6.0)  # for the precision of the noise and that of the weights, as published
 
 
 class PBPNetwork(FilteredNetwork):
-    """A ReLU network for one real target.
+    """A ReLU network for one real target, or for classes.
 
     Parameters
     ----------
     sizes : inputs and units of each layer
+    classes : bool
+        Whether the outputs are classes; otherwise there is one, a real number.
 
     Attributes
     ----------
@@ -38,8 +57,9 @@ class PBPNetwork(FilteredNetwork):
     training_only = ("sites.", "precision", "seen")
     seen: Tensor
 
-    def __init__(self, sizes: list[tuple[int, int]]) -> None:
-        super().__init__(RELU, GammaNoiseHead(_PRIOR))
+    def __init__(self, sizes: list[tuple[int, int]], classes: bool = False) -> None:
+        super().__init__(RELU, ProbitHead(sizes[-1][0] + 1) if classes else GammaNoiseHead(_PRIOR))
+        self.classes = classes
         shapes = [(units, inputs + 1) for inputs, units in sizes]
         start, _, _ = _PRIOR.variances()
         self.means = nn.ParameterList([doubles(torch.randn(shape) / math.sqrt(shape[1])) for shape in shapes])
@@ -55,19 +75,14 @@ class PBPNetwork(FilteredNetwork):
 
     def learn(self, state: State, x: Array, y: Array, data_size: int) -> float:
         layers = self.layers(state)
-        noise = Gamma(*state["head.gamma"])
-        evidence = 0.0
-        for features, target in zip(x, y[:, 0].tolist(), strict=True):
-            noise, log_z = absorb(layers, noise, features, target)
-            evidence += log_z
+        evidence = learn_labels(layers, RELU, x, y, _TOGETHER) if self.classes else _learn_targets(layers, state, x, y)
         self.seen += len(x)
-        if int(self.seen) >= data_size:  # the end of a pass
+        if int(self.seen) >= data_size and not self.classes:  # the end of a pass
             self.seen.zero_()
             precision = Gamma(*state["precision"])
             for n, weights in enumerate(layers):
                 precision = refine(weights, state[f"sites.{n}"], precision)
             state["precision"][:] = precision.shape, precision.rate
-        state["head.gamma"][:] = noise.shape, noise.rate
         return evidence / len(x)
 
     def kl(self) -> Tensor:
@@ -79,6 +94,15 @@ class PBPNetwork(FilteredNetwork):
             for mean, var in zip(self.means, self.variances, strict=True)
         ]
         return torch.stack(parts).sum().detach()
+
+
+def _learn_targets(layers: list[Pair], state: State, x: Array, y: Array) -> float:
+    noise, evidence = Gamma(*state["head.gamma"]), 0.0
+    for features, target in zip(x, y[:, 0].tolist(), strict=True):
+        noise, log_z = absorb(layers, noise, features, target)
+        evidence += log_z
+    state["head.gamma"][:] = noise.shape, noise.rate
+    return evidence
 
 
 def absorb(layers: list[Pair], noise: Gamma, features: Array, target: float) -> tuple[Gamma, float]:
@@ -133,14 +157,15 @@ def refine(weights: Pair, sites: Array, precision: Gamma) -> Gamma:
 
 
 def build(plan: Plan) -> PBPNetwork:
-    if plan.outputs != 1:
+    classes = plan.model != "regressor"
+    if not classes and plan.outputs != 1:
         raise ValueError(f"method pbp predicts one target, got {plan.outputs}")
-    return PBPNetwork(layer_sizes(math.prod(plan.input_shape), plan.options["hidden"], plan.outputs))
+    return PBPNetwork(layer_sizes(math.prod(plan.input_shape), plan.options["hidden"], plan.outputs), classes)
 
 
 PBP = Method(
-    "probabilistic backpropagation: Gaussian weights, ReLU, regression",
+    "probabilistic backpropagation: Gaussian weights, ReLU",
     build=build,
-    models=("regressor",),
+    models=("regressor", "mlp"),
     model_options=("hidden",),
 )

@@ -75,7 +75,10 @@ BY_METHOD: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "regressor": {**_REGRESSION, "epochs": 150, "lam": 10.0},
     },
     # One pass is one round of filtering; the published runs make forty and look at no validation data.
-    "pbp": {"all": {"epochs": 40, "learning_rate": 1.0, "lr_schedule": "constant", "validation_fraction": 0.0}},
+    "pbp": {
+        "all": {"epochs": 40, "learning_rate": 1.0, "lr_schedule": "constant", "validation_fraction": 0.0},
+        "mlp": {"epochs": 5},
+    },
     "ebp": {
         "all": {"epochs": 20, "learning_rate": 1.0, "lr_schedule": "constant", "validation_fraction": 0.0},
         "mlp": {"epochs": 5},
