@@ -10,15 +10,14 @@ import base64
 import html
 import json
 import math
-import os
 import re
 from importlib import resources
 from pathlib import PurePath
 from typing import Any
 
-from bqn.deploy.container import load, to_bytes
+from bqn.deploy.container import to_bytes
+from bqn.deploy.given import Given, packed_of
 from bqn.deploy.inspection import describe
-from bqn.deploy.model import PackedModel
 from bqn.deploy.program import Packed, PackedError
 from bqn.deploy.shapes import infer_sizes
 
@@ -28,7 +27,7 @@ _SCRIPTS = ("network.js", "model.js", "drawing.js", "words.js", "answer.js", "pa
 _FILLED = ("digits", "fashion-mnist", "kmnist")
 
 
-def to_html(packed: Packed | PackedModel | str | os.PathLike[str], title: str | None = None) -> str:
+def to_html(packed: Given, title: str | None = None) -> str:
     """A page that holds a packed network and runs it.
 
     Images of one channel can be drawn, those of one or three can be picked or dropped; anything else of at most 256
@@ -44,10 +43,7 @@ def to_html(packed: Packed | PackedModel | str | os.PathLike[str], title: str | 
     PackedError
         A ValueError: the file does not say the shape of its input, or nobody could enter such an input.
     """
-    if isinstance(packed, PackedModel):
-        packed = packed.packed
-    elif not isinstance(packed, Packed):
-        packed = load(packed)
+    packed = packed_of(packed)
     parts = {
         "title": html.escape(title or _title(packed)),
         "style": _read("style.css"),
