@@ -13,6 +13,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not torch.cuda.is_available():  # read by Triton when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """The CPU, and the GPU where there is one: `make test-gpu` runs that part."""
+    return str(request.param)
+
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:

@@ -199,7 +199,7 @@ class _Tilt(torch.autograd.Function):
 
     @staticmethod
     def forward(logits: Tensor) -> Tensor:
-        return (logits[..., 1] - logits[..., 0]).mul_(0.5).tanh_()
+        return ((logits[..., 1] - logits[..., 0]) * 0.5).tanh()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -27,7 +27,8 @@ _NODES = 10
 _FINE_ABOVE = 50.0  # logit variance from which the grid is finer
 _FINE = 8
 _WIDE = 1.0  # logit variance from which the normal part is integrated in closed form
-_CHUNK = 2**18  # numbers held at once: a chunk should stay in the cache
+# Numbers held at once: on a CPU a chunk should stay in the cache, on a GPU it should keep all of it busy.
+_CHUNK = {"cpu": 2**18, "cuda": 2**25}
 
 
 @computed_once
@@ -60,7 +61,7 @@ def expected_softmax(mean: Tensor, var: Tensor) -> Tensor:
 
 
 def _in_chunks(mean: Tensor, var: Tensor, points: int) -> Tensor:
-    rows = max(1, _CHUNK // (mean.shape[-1] * points * 2 * _NODES))
+    rows = max(1, _CHUNK.get(mean.device.type, _CHUNK["cuda"]) // (mean.shape[-1] * points * 2 * _NODES))
     return torch.cat([_integrate(m, v, points) for m, v in zip(mean.split(rows), var.split(rows), strict=True)])
 
 

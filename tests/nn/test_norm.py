@@ -155,9 +155,9 @@ def test_no_batch_norm_no_shift() -> None:
 def test_pooling_flatten_and_add_pass_the_question_on() -> None:
     conv = bqn.nn.Conv2d(1, 4, 3, padding=1, method="clt").double()
     x = torch.randn(8, 1, 4, 4).double() + 3
-    pooled = bqn.nn.AvgPool2d(2)(conv(x))
+    pooled = bqn.nn.AvgPool2d(2, padding=1)(conv(x))
     within = conv(x).within_batch(1.0).var
-    assert_close(pooled.within_batch(1.0).var, F.avg_pool2d(within, 2) / 4)
+    assert_close(pooled.within_batch(1.0).var, F.avg_pool2d(within, 2, padding=1) / 4)
     assert pooled.within_batch(1.0).var.mean() < 0.5 * pooled.var.mean()
     assert_close(bqn.nn.Flatten()(conv(x)).within_batch(1.0).var, within.flatten(1))
     assert_close(bqn.nn.Add()(conv(x), torch.zeros_like(within)).within_batch(1.0).var, within)

@@ -9,6 +9,7 @@ import bqn
 from bqn.propagate import clt, half
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu
 CONV = [clt.Geometry((1, 1), (1, 1), (1, 1), 1), clt.Geometry((2, 1), (0, 2), (1, 1), 1)]
 
 
@@ -27,6 +28,13 @@ def moments(x: Tensor, logits: Tensor, centre: Tensor | None, geometry: clt.Geom
     return clt._moments_in_working_precision(belief, weight, None, geometry, centre)
 
 
+@pytest.fixture(params=[False, True], ids=["passes", "kernels"])
+def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Element by element in plain torch, or in Triton: on a GPU where there is one, else in its interpreter."""
+    monkeypatch.setattr(half, "kernels_take", lambda *_: request.param)
+
+
+@pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("geometry", [None, *CONV])
 @pytest.mark.parametrize("doubt", [True, False])
 @pytest.mark.parametrize("centred", [True, False])
@@ -53,6 +61,7 @@ def test_moments_and_gradients_within_a_percent(geometry: clt.Geometry | None, d
     assert got[0].dtype == got[1].dtype == torch.bfloat16
 
 
+@pytest.mark.usefixtures("_kernels")
 def test_a_small_variance_keeps_its_digits() -> None:
     """Nearly certain weights and inputs: a difference of two sums of a thousand would leave nothing in bfloat16."""
     x = torch.full((1, 1000), 1.0, device=DEVICE)
@@ -64,6 +73,7 @@ def test_a_small_variance_keeps_its_digits() -> None:
     assert float(var) == pytest.approx(1000 * (1 - tilt.item() ** 2), rel=1e-2)
 
 
+@pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize(
     "make", [lambda: bqn.models.mlp(20, 3, (40, 30)), lambda: bqn.models.cnn((1, 8, 8), 3, (16, 16), 32)]
 )

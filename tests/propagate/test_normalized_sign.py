@@ -19,6 +19,7 @@ from bqn.propagate.threshold import standardize
 
 SHAPES = [(7, 3), (5, 4, 6), (3, 5, 4, 7), (2, 1, 1, 1)]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu
 
 
 def moments(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:

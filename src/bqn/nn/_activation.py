@@ -37,6 +37,8 @@ class Quantize(Layer):
     Belief in, Categorical out, same shape; exact on Categorical input. A tensor gives a tensor.
     """
 
+    cut_behind = True
+
     def __init__(self, levels: Iterable[float] | Tensor, thresholds: Iterable[float] | Tensor | None = None) -> None:
         super().__init__()
         self.levels = as_levels(levels, at_least=2)
@@ -72,6 +74,8 @@ class RandomThreshold(Layer):
     levels, thresholds : as for `Quantize`; sign by default
     prior : categorical prior over the shifts; uniform by default
     """
+
+    cut_behind = True
 
     def __init__(
         self,

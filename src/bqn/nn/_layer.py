@@ -20,7 +20,27 @@ class Layer(nn.Module):
 
     A subclass implements `forward`. Its posteriors are attributes; they are replaced by plain tensors of the same
     name when the network is sampled or maximized, so `forward` reads them through `belief_of`.
+
+    Attributes
+    ----------
+    recomputing : bool
+        Whether a forward pass is repeated for the sake of its backward pass: then nothing may change that has changed
+        in the first one.
+    cut_behind : bool
+        Whether activation checkpointing may cut here: what the layer returns is small and holds on to nothing else.
     """
+
+    recomputing: bool = False
+    cut_behind: bool = False
+
+    @torch.no_grad()
+    def update_running(self, counter: Tensor, momentum: float, *pairs: tuple[Tensor, Tensor]) -> None:
+        """Move running statistics towards those of a batch, in place, and count it; `pairs` are (running, new)."""
+        if self.recomputing:
+            return
+        for running, value in pairs:  # not `lerp_`, which cannot run under `vmap`
+            running.mul_(1 - momentum).add_(value.detach().to(running.dtype), alpha=momentum)
+        counter.add_(1)
 
     def become_fixed(self, original: Layer) -> None:
         """Called on the copy after its posteriors have been replaced. Override to settle anything else."""
@@ -71,12 +91,6 @@ def fix(module: M, choose: Choose) -> M:
         if isinstance(target, Layer) and isinstance(original, Layer):
             target.become_fixed(original)
     return clone.eval()
-
-
-@torch.no_grad()
-def move_towards(running: Tensor, value: Tensor, momentum: float) -> None:
-    """Update a running statistic in place. Not `lerp_`, which cannot run under `vmap`."""
-    running.mul_(1 - momentum).add_(value.detach().to(running.dtype), alpha=momentum)
 
 
 def set_generator(module: nn.Module, generator: torch.Generator | None) -> None:

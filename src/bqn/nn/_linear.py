@@ -11,10 +11,10 @@ from torch import Tensor
 from bqn.beliefs import Belief
 from bqn.checks import require_positive
 from bqn.levels import BINARY
-from bqn.nn._layer import Layer, move_towards
+from bqn.nn._layer import Layer
 from bqn.nn._posterior import DEFAULT_RHO, Posterior, belief_of
 from bqn.nn._shapes import require_input
-from bqn.propagate import clt, sums
+from bqn.propagate import batch, clt, sums
 
 INITS = ("signal", "xavier")
 
@@ -97,10 +97,8 @@ class WeightedSum(Layer):
         if mean.shape[0] == 0:
             return self.input_centre
         weight = self.weight if isinstance(self.weight, Tensor) else self.weight.logits[..., 0]
-        centre = clt.batch_centre(mean, tuple(weight.shape[2:]), self.geometry)
-        with torch.no_grad():
-            move_towards(self.input_centre, centre, momentum)
-            self.centred_batches.add_(1)
+        centre = batch.mean_of_all(clt.batch_centre(mean, tuple(weight.shape[2:]), self.geometry))
+        self.update_running(self.centred_batches, momentum, (self.input_centre, centre))
         return centre
 
     def _shift(self) -> Tensor:

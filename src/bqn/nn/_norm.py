@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bqn.beliefs import Belief, Gaussian
 from bqn.checks import require_finite, require_floating, require_positive
-from bqn.nn._layer import Layer, move_towards
+from bqn.nn._layer import Layer
 from bqn.nn._posterior import Weight
 from bqn.nn._shapes import require_input
+from bqn.propagate import batch
 from bqn.propagate.normalized_sign import Normalization, normalized_moments, statistics
 
 
@@ -56,8 +59,8 @@ class _BatchNorm(Layer):
         mean, var = x.mean, x.var
         if batch_statistics:
             with torch.no_grad():
-                centre, total = statistics(mean.detach(), var.detach())
-                self._update(centre, total, mean.numel() // self.num_features)
+                centre, total = batch.moments_of_all(*statistics(mean.detach(), var.detach()))
+                self._update(centre, total, batch.count_of_all(mean.numel() // self.num_features))
         else:
             centre, total = self.running_mean, self.running_var
         source = Normalization(mean, var, centre, total + self.eps, self.weight, self.bias, batch_statistics)
@@ -65,19 +68,20 @@ class _BatchNorm(Layer):
 
     def _normalize_tensor(self, x: Tensor) -> Tensor:
         batch_statistics = self.training and x.shape[0] > 0
+        if batch_statistics and batch.current_share() is not None:
+            return cast(Gaussian, self(Gaussian.of(x, torch.zeros_like(x)))).mean
         if batch_statistics:
-            with torch.no_grad():
-                self.num_batches_tracked.add_(1)
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, batch_statistics, self.momentum, self.eps
-        )
+            self.update_running(self.num_batches_tracked, self.momentum)
+        mean, var = self.running_mean, self.running_var
+        if self.recomputing:
+            mean, var = mean.clone(), var.clone()
+        return F.batch_norm(x, mean, var, self.weight, self.bias, batch_statistics, self.momentum, self.eps)
 
     @torch.no_grad()
     def _update(self, centre: Tensor, total: Tensor, count: int) -> None:
         unbiased = total * (count / max(count - 1, 1))
-        move_towards(self.running_mean, centre, self.momentum)
-        move_towards(self.running_var, unbiased, self.momentum)
-        self.num_batches_tracked.add_(1)
+        pairs = ((self.running_mean, centre), (self.running_var, unbiased))
+        self.update_running(self.num_batches_tracked, self.momentum, *pairs)
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}"

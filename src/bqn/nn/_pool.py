@@ -14,10 +14,9 @@ from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
 from bqn.levels import level_tensor
 from bqn.nn._layer import HiddenVariableLayer, Layer
 from bqn.nn._shapes import numbers, require_input
-from bqn.propagate import pooling, sums
+from bqn.propagate import averaged, pooling, sums
 from bqn.propagate.windows import output_size, windows
 
-_AVERAGE: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d}
 _MAXIMUM: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d}
 
 
@@ -84,8 +83,7 @@ class _AvgPool(_Pool):
     def _average(self, tensor: Tensor) -> Tensor:
         if tensor.shape[0] == 0:
             return self._windows(tensor).mean(-1)
-        result: Tensor = _AVERAGE[self.spatial](tensor, self.kernel_size, self.stride, self.padding)
-        return result
+        return pooling.average_windows(tensor, self.kernel_size, self.stride, self.padding)
 
     def forward(self, x: Belief) -> Belief:
         self._require_input(x)
@@ -106,6 +104,8 @@ class _AvgPool(_Pool):
         sums.choose(self.method, None)
         sizes = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, strict=True)
         shape = torch.Size((*x.shape[:2], *(output_size(*size) for size in sizes)))
+        if averaged.averages(x.origin, self.kernel_size, self.padding):
+            return averaged.average(x.origin, shape, self.kernel_size, self.stride)
         return x.mapped(shape, self._average, lambda var: self._average(var) / count)
 
 

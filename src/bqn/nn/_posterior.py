@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -177,6 +178,27 @@ def computed_once(module: nn.Module) -> Iterator[None]:
             posterior._shared = None
 
 
+Shared: TypeAlias = dict[Posterior, tuple[Categorical, Tensor] | None]
+
+
+def shared_now(modules: Iterable[nn.Module]) -> Shared:
+    """What the posteriors below `modules` share at this moment, inside of `computed_once` or not."""
+    return {child: child._shared for module in modules for child in module.modules() if isinstance(child, Posterior)}
+
+
+@contextmanager
+def sharing_again(shared: Shared) -> Iterator[None]:
+    """Inside the block posteriors share once more what they shared then: copies that have worked out nothing yet."""
+    before = {posterior: posterior._shared for posterior in shared}
+    try:
+        for posterior, pair in shared.items():
+            posterior._shared = None if pair is None else (copy.copy(pair[0]), pair[1])
+        yield
+    finally:
+        for posterior, pair in before.items():
+            posterior._shared = pair
+
+
 class _TiltAndKL(torch.autograd.Function):
     """For two levels and a uniform prior: the tilt m = P(upper) - P(lower) = tanh(o/2) of the log-odds o, and the KL.
 
@@ -191,11 +213,11 @@ class _TiltAndKL(torch.autograd.Function):
         if cpu.usable(logits):
             return cpu.tilt_and_kl(logits)
         odds = logits[..., 1] - logits[..., 0]
-        tilt = (0.5 * odds).tanh_()
+        tilt = (0.5 * odds).tanh()
         size = tilt.abs()
         # Summed only after the subtraction: the terms nearly cancel where the posterior is close to the prior.
-        doubt = torch.rsub(size, 1).mul_(odds.abs_())
-        return tilt, size.log1p_().sub_(doubt, alpha=0.5).sum()
+        doubt = (1 - size) * odds.abs()
+        return tilt, torch.sub(size.log1p(), doubt, alpha=0.5).sum()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from bqn.beliefs import Belief
 from bqn.checks import require_floating
 from bqn.nn._layer import Layer
+from bqn.nn._recompute import in_segments
 
 
 def require_input(x: Belief, features: int, axis: int, dims: tuple[int, ...] | None, layer: str) -> None:
@@ -45,9 +47,21 @@ class Flatten(Layer):
 
 
 class Sequential(nn.Sequential):
-    """`torch.nn.Sequential` for beliefs: each layer's belief enters the next."""
+    """`torch.nn.Sequential` for beliefs: each layer's belief enters the next.
+
+    Attributes
+    ----------
+    recompute : bool
+        Whether, in training, the backward pass computes the layers a second time instead of keeping what they have
+        computed: activation checkpointing, which saves memory for time. Its layers must draw nothing, as those of
+        `bqn.nn` do not.
+    """
+
+    recompute: bool = False
 
     def forward(self, x: Belief) -> Belief:
+        if self.recompute and self.training and torch.is_grad_enabled():
+            return in_segments(self, x)
         for layer in self:
             x = cast(Belief, layer(x))
         return x

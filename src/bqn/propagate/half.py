@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 
 _LOW = (torch.bfloat16, torch.float16)
+# Which Triton kernels a GPU uses: those for all that is done element by element, and those for matrix products. Off
+# until benchmarks/pair_of_products.py shows them ahead.
+KERNELS = False
+PAIR_KERNELS = False
 _lowered_to: torch.dtype | None = None
 
 
@@ -41,6 +45,11 @@ def lowered(dtype: torch.dtype = torch.bfloat16) -> Iterator[None]:
         yield
     finally:
         _lowered_to = before
+
+
+def lowered_to() -> torch.dtype | None:
+    """The dtype of products here, inside `lowered`; None outside."""
+    return _lowered_to
 
 
 def working_dtype(tensor: Tensor) -> torch.dtype:
@@ -104,22 +113,38 @@ class _HalfMoments(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.save_for_backward(x, weight, centre)
         ctx.settings = weight_square, input_square, geometry
+        if pair_kernels_take(x, weight, geometry):
+            from bqn.propagate import pair_kernels
+
+            return pair_kernels.forward(x, weight, centre, weight_square, input_square)
+        if kernels_take(x, weight):
+            from bqn.propagate import half_kernels
+
+            return half_kernels.forward(x, weight, centre, weight_square, input_square, geometry)
         noise_input, noise_weight, constant = _noise_operands(x, weight, centre, weight_square, geometry)
-        mean = _product(x, _low(weight, x, geometry), geometry)
-        var = _product(noise_input, noise_weight, geometry)
+        mean = product(x, _low(weight, x, geometry), geometry)
+        var = product(noise_input, noise_weight, geometry)
         if constant is not None:
             var = var + constant.reshape(-1, 1, 1).to(var.dtype)
         if input_square is not None:
             channels = 1 if geometry is not None else -1
             doubt = input_square * x.shape[channels] - x.square().sum(channels, keepdim=True, dtype=torch.float32)
             var = var + (weight_square * _window_sum(doubt, weight, geometry)).to(var.dtype)
-        return mean, var.clamp_min_(0)
+        return mean, var.clamp_min(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         x, weight, centre = ctx.saved_tensors
         weight_square, input_square, geometry = ctx.settings
         grad_mean, grad_var = grads
+        if pair_kernels_take(x, weight, geometry):
+            return _pair_backward(ctx, grad_mean, grad_var)
+        if kernels_take(x, weight):
+            from bqn.propagate import half_kernels
+
+            return *half_kernels.backward(
+                grad_mean, grad_var, x, weight, centre, weight_square, input_square, geometry, ctx.needs_input_grad[0]
+            ), None, None, None  # fmt: skip
         noise_input, noise_weight, _ = _noise_operands(x, weight, centre, weight_square, geometry)
         need = ctx.needs_input_grad
         grad_x, grad_weight = _transposed(grad_mean, x, _low(weight, x, geometry), geometry, need[0])
@@ -149,6 +174,40 @@ class _HalfMoments(torch.autograd.Function):
         return grad_x, grad_weight, grad_centre, None, None, None
 
 
+def kernels_take(x: Tensor, weight: Tensor) -> bool:
+    """Whether Triton kernels (`half_kernels`) do what is done element by element."""
+    from bqn.propagate.normalized_sign import fused
+
+    return KERNELS and fused(x) and weight.numel() > 0 and weight.dtype == torch.float32
+
+
+def pair_kernels_take(x: Tensor, weight: Tensor, geometry: Geometry | None) -> bool:
+    """Whether Triton kernels (`pair_kernels`) do the products of this layer too."""
+    from bqn.propagate.normalized_sign import fused
+
+    if not (PAIR_KERNELS and geometry is None and fused(x) and weight.numel() and weight.dtype == torch.float32):
+        return False
+    from bqn.propagate import pair_kernels
+
+    return pair_kernels.fits(x, weight)
+
+
+def _pair_backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor) -> tuple[Tensor | None, ...]:
+    from bqn.propagate import pair_kernels
+
+    x, weight, centre = ctx.saved_tensors
+    weight_square, input_square, _ = ctx.settings
+    need_x, need_weight, need_centre = ctx.needs_input_grad[:3]
+    grad_x = grad_centre = grad_weight = None
+    if need_x or need_centre:
+        grad_x, grad_centre = pair_kernels.by_input(
+            grad_mean, grad_var, x, weight, centre, weight_square, input_square is not None
+        )
+    if need_weight:
+        grad_weight = pair_kernels.by_weight(grad_mean, grad_var, x, weight, centre)
+    return grad_x if need_x else None, grad_weight, grad_centre, None, None, None
+
+
 def _low(weight: Tensor, x: Tensor, geometry: Geometry | None) -> Tensor:
     layout = torch.contiguous_format if geometry is None else torch.channels_last
     return weight.to(dtype=x.dtype, memory_format=layout)
@@ -170,13 +229,16 @@ def _noise_operands(
 
 def _operand(tensor: Tensor) -> Tensor:
     """Not every CPU multiplies in half precision, some stop at it: there the rounded numbers are multiplied in full."""
-    return tensor if tensor.is_cuda else tensor.float()
+    return tensor.float() if tensor.device.type == "cpu" else tensor
 
 
-def _product(x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
+def product(x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
+    """The linear map of a layer, of operands in half precision; so is its result."""
     if geometry is None:
-        return F.linear(_operand(x), _operand(weight)).to(x.dtype)
-    return F.conv2d(_operand(x), _operand(weight), None, geometry.stride, geometry.padding).to(x.dtype)
+        result = F.linear(_operand(x), _operand(weight))
+    else:
+        result = F.conv2d(_operand(x), _operand(weight), None, geometry.stride, geometry.padding)
+    return result if result.dtype == x.dtype else result.to(x.dtype)
 
 
 def _transposed(

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from bqn.checks import may_read_values
-from bqn.propagate import cpu
+from bqn.propagate import batch, cpu
 from bqn.propagate.half import working_dtype
 
 _ROOT_HALF = math.sqrt(0.5)
@@ -99,7 +99,8 @@ def normalized_moments(source: Normalization, eps: float) -> tuple[Tensor, Tenso
     if from_batch:  # once more, with gradients
         others = [dim for dim in range(mean.dim()) if dim != 1]
         scatter, centre = torch.var_mean(mean, others, correction=0)
-        total = scatter + var.mean(others) + eps
+        centre, total = batch.moments_of_all(centre, scatter + var.mean(others))
+        total = total + eps
     scale = total.rsqrt()
     if weight is not None:
         scale = scale * weight
@@ -130,6 +131,8 @@ def coefficients(total: Tensor, weight: Tensor | None, bias: Tensor | None) -> t
 
 
 class _NormalizedSign(torch.autograd.Function):
+    # Nothing is written in place on the way to an output, here and in the other functions of the package: torch.compile
+    # (seen with torch 2.11) loses the gradient of an output that was written in place or is an alias.
     generate_vmap_rule = True
 
     @staticmethod
@@ -144,12 +147,14 @@ class _NormalizedSign(torch.autograd.Function):
             return kernels.forward(mean, var, sign, offset - sign * centre, working_dtype(mean))
         if _compiled(mean, var, centre, total, weight, bias) and working_dtype(mean) == mean.dtype:
             return cpu.forward(mean, var, sign, offset - sign * centre)
-        return torch.erf(_score(mean, var, sign, offset - sign * centre).mul_(_ROOT_HALF)).to(working_dtype(mean))
+        result = torch.erf(_score(mean, var, sign, offset - sign * centre) * _ROOT_HALF)
+        return result if result.dtype == working_dtype(mean) else result.to(working_dtype(mean))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         *tensors, ctx.from_batch = inputs
         ctx.save_for_backward(*tensors)
+        ctx.share = batch.current_share() if ctx.from_batch else None
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
@@ -157,7 +162,7 @@ class _NormalizedSign(torch.autograd.Function):
         mean, var, centre, total, weight, bias = ctx.saved_tensors
         sign, offset = coefficients(total, weight, bias)
         shift = offset - sign * centre
-        count = mean.numel() // mean.shape[1] if ctx.from_batch else math.inf
+        count = mean.numel() // mean.shape[1] if ctx.from_batch and ctx.share is None else math.inf
         if fused(mean) and var.stride() == mean.stride():
             from bqn.propagate import normalized_sign_kernels as kernels
 
@@ -166,6 +171,9 @@ class _NormalizedSign(torch.autograd.Function):
             grad_mean, grad_var, pull = cpu.backward(grad, mean, var, sign, offset, shift, centre, total, count)
         else:
             grad_mean, grad_var, pull = _backward(grad, mean, var, sign, offset, shift, centre, total, count)
+        if ctx.share is not None:
+            through = _through_shared_statistics(pull, mean, sign, offset, centre, total, ctx.share)
+            grad_mean, grad_var = grad_mean + through[0], grad_var + through[1]
         grad_weight = grad_bias = None
         if weight is not None:
             alive = weight != 0
@@ -195,11 +203,22 @@ def _backward(
     score = _score(mean, var, sign, shift)
     inverse = var.to(wide).clamp_min(torch.finfo(wide).tiny ** 0.5).rsqrt()
     # g e / √v; nothing where the sign is certain
-    flow = score.square().mul_(-0.5).exp_().mul_(_DENSITY).mul_(grad).mul_(inverse)
+    flow = (score.square() * -0.5).exp() * (_DENSITY * grad) * inverse
     flow = torch.where(score.abs() >= SURE, 0, flow)
     pull = flow.sum([dim for dim in range(mean.dim()) if dim != 1])
     through_total = torch.where(sign != 0, pull * offset, 0) / (total * count)
     grad_mean = torch.addcmul(_column(-sign * pull / count - through_total * centre, mean), flow, _column(sign, mean))
     grad_mean = torch.addcmul(grad_mean, mean.to(wide), _column(through_total, mean))
-    grad_var = flow.mul(score).mul_(inverse).mul_(-0.5) + _column(0.5 * through_total, mean)
+    grad_var = flow * score * inverse * -0.5 + _column(0.5 * through_total, mean)
     return grad_mean.to(mean.dtype), grad_var.to(var.dtype), pull
+
+
+def _through_shared_statistics(
+    pull: Tensor, mean: Tensor, sign: Tensor, offset: Tensor, centre: Tensor, total: Tensor, share: batch.Share
+) -> tuple[Tensor, Tensor]:
+    """The terms with 1/n of the gradients by mean and var, where n and A count the parts of all processes."""
+    count = mean.numel() // mean.shape[1] * (share.all / share.own)
+    pull = share.add_up(pull) / count
+    slope = torch.where(sign != 0, pull * offset, 0) / total
+    by_mean = _column(slope, mean) * (mean - _column(centre, mean)) - _column(sign * pull, mean)
+    return by_mean.to(mean.dtype), _column(0.5 * slope, mean).to(mean.dtype)

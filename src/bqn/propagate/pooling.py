@@ -6,8 +6,10 @@ Every function takes windows: a belief whose last dimension K runs over the inpu
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Categorical, Gaussian
@@ -15,6 +17,85 @@ from bqn.propagate.fourier import tree_product
 
 _ROOT_HALF = math.sqrt(0.5)
 _ROOT_TWO_PI = math.sqrt(2 * math.pi)
+
+
+def average_windows(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> Tensor:
+    """The mean over windows of one or two dimensions, `(N, C, *in)` to `(N, C, *out)`; padded zeros count."""
+    tiled = kernel == stride and all(size % step == 0 for size, step in zip(x.shape[2:], stride, strict=True))
+    if not any(padding) and (tiled or set(stride) == {1}):
+        result: Tensor = _Average.apply(x, kernel, stride)  # type: ignore[no-untyped-call]
+        return result
+    return _average(x, kernel, stride, padding)
+
+
+def _average(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...] | int = 0) -> Tensor:
+    average: Any = F.avg_pool1d if len(kernel) == 1 else F.avg_pool2d
+    result: Tensor = average(x, kernel, stride, padding)
+    return result
+
+
+class _Average(torch.autograd.Function):
+    """The mean over windows that tile the image, or begin at each of its positions.
+
+    Torch keeps the image for the backward pass, which needs nothing of it: that spreads each gradient over its tile, or
+    is again such a mean.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+        return _average(x, kernel, stride)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.kernel, ctx.stride = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
+        kernel, stride = ctx.kernel, ctx.stride
+        if kernel == stride:
+            share = grads[0] / math.prod(kernel)
+            return F.interpolate(share, scale_factor=tuple(map(float, kernel)), mode="nearest"), None, None
+        borders = [side for size in reversed(kernel) for side in (size - 1, size - 1)]
+        return _average(F.pad(grads[0], borders), kernel, stride), None, None
+
+
+class _LargestOfTwoLevels(torch.autograd.Function):
+    """The mean of the largest of K variables on two levels, `(..., K)` to `(...)`; keeps the input alone.
+
+    With q the probabilities of the lower level it is high - (high - low) Π q; its derivative by each input is the
+    product of all other q, formed without division, so that it is right where one of them is zero.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, absent: Tensor | None, low: float, high: float) -> Tensor:
+        return high - (high - low) * tree_product(_losing(mean, absent, low, high), -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        mean, absent, ctx.low, ctx.high = inputs
+        ctx.save_for_backward(mean, absent)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None]:
+        mean, absent = ctx.saved_tensors
+        factors = _losing(mean, absent, ctx.low, ctx.high).unbind(-1)
+        before, behind = [grads[0]], [torch.ones_like(grads[0])]
+        for factor in factors[:-1]:
+            before.append(before[-1] * factor)
+        for factor in reversed(factors[1:]):
+            behind.append(behind[-1] * factor)
+        others = torch.stack([a * b for a, b in zip(before, reversed(behind), strict=True)], -1)
+        return others if absent is None else torch.where(absent, 0.0, others), None, None, None
+
+
+def _losing(mean: Tensor, absent: Tensor | None, low: float, high: float) -> Tensor:
+    """The probability of the lower level; one for padding, which never wins."""
+    lose = (high - mean) / (high - low)
+    return lose if absent is None else torch.where(absent, 1.0, lose)
 
 
 def maximum_categorical(x: Categorical, absent: Tensor | None = None) -> Categorical:
@@ -28,10 +109,8 @@ def maximum_categorical(x: Categorical, absent: Tensor | None = None) -> Categor
     """
     levels = x.level_values
     if len(levels) == 2:
-        low, high = levels
-        lose = (high - x.mean) / (high - low)
-        lose = lose if absent is None else torch.where(absent, 1.0, lose)
-        return Categorical.of(levels, mean=high - (high - low) * tree_product(lose, -1))
+        largest: Tensor = _LargestOfTwoLevels.apply(x.mean, absent, *levels)  # type: ignore[no-untyped-call]
+        return Categorical.of(levels, mean=largest)
     cumulative = x.probs.cumsum(-1)[..., :-1]
     cumulative = cumulative if absent is None else torch.where(absent.unsqueeze(-1), 1.0, cumulative)
     below = tree_product(cumulative, -2)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, WithinFunction
 from bqn.levels import MAX_SUPPORT, Levels, combine_levels, lattice_index, lattice_step, level_tensor
-from bqn.propagate import clt, contraction, fourier
+from bqn.propagate import averaged, clt, contraction, fourier
 from bqn.propagate.windows import windows
 
 METHODS = ("auto", "contract", "fft", "clt")
@@ -91,6 +91,8 @@ def linear(
     if not isinstance(weight, Categorical) or isinstance(bias, Gaussian):
         raise ValueError("weight must be a Categorical posterior while the input is uncertain: draw the whole network")
     gaussian = clt.linear(x, weight, bias, geometry, centre)
+    if geometry is not None:
+        gaussian.origin = averaged.Convolution(x, weight, bias, geometry, centre)
     if not isinstance(x, Categorical) or isinstance(bias, Tensor):
         choose(method, None)
         return gaussian

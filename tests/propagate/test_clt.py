@@ -1,0 +1,62 @@
+"""Moments of large sums: the ways to form them agree, and compilers can follow them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from bqn.beliefs import Categorical, _Tilt
+from bqn.nn._posterior import _TiltAndKL
+from bqn.propagate import clt
+from bqn.propagate.half import _HalfMoments
+from bqn.propagate.normalized_sign import _NormalizedSign
+
+GEOMETRIES = (
+    (1, (5, 5), clt.Geometry((1, 1), (2, 2), (1, 1), 1)),
+    (3, (5, 3), clt.Geometry((2, 1), (1, 0), (1, 2), 1)),
+    (2, (4,), clt.Geometry((1,), (1,), (1,), 1)),
+)
+
+
+@pytest.mark.parametrize(("channels", "kernel", "geometry"), GEOMETRIES)
+@pytest.mark.parametrize("levels", [(-1.0, 1.0), (-1.0, 0.0, 1.0)])
+def test_gathered_windows_give_what_the_convolution_gives(
+    channels: int, kernel: tuple[int, ...], geometry: clt.Geometry, levels: tuple[float, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, channels, *(11, 9)[: len(kernel)], dtype=torch.float64, generator=generator)
+    shape = (6, channels, *kernel, len(levels))
+    logits = torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
+    bias = torch.randn(6, dtype=torch.float64, generator=generator)
+    centre = clt.batch_centre(x, kernel, geometry)
+
+    def both(moments: object) -> tuple[Tensor, Tensor, Tensor]:
+        mean, var = moments(x, Categorical.of_logits(logits, levels), bias, geometry, centre)  # type: ignore[operator]
+        (gradient,) = torch.autograd.grad((mean.sin() + mean * var).sum(), logits)
+        return mean, var, gradient
+
+    for gathered, expected in zip(both(clt.moments_of_windows), both(clt._moments_within_batch), strict=True):
+        assert_close(gathered, expected)
+
+
+def test_no_output_of_a_function_is_written_in_place() -> None:
+    """torch.compile, as of torch 2.11, gives such an output no gradient and says nothing."""
+    x, weight = torch.rand(4, 6), torch.rand(3, 6)
+    column = torch.ones(6)
+    outputs = (
+        *clt._TwoProducts.forward(x, None, weight, None, 6.0, None),
+        *_TiltAndKL.forward(torch.rand(5, 2).double()),
+        _Tilt.forward(torch.rand(5, 2)),
+        _NormalizedSign.forward(x.double(), x.double(), column, column, None, None, True),
+        *_HalfMoments.forward(_Context(), x.bfloat16(), weight, None, 1.0, 1.0, None),
+    )
+    for output in outputs:
+        assert output._version == 0
+        assert not output._is_view()
+
+
+class _Context:
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        pass
