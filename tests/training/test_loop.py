@@ -91,7 +91,7 @@ def test_same_seed_same_network_and_the_callers_generator_is_left_alone():
 def test_every_example_is_seen_once_an_epoch_in_batches_of_nearly_equal_size(monkeypatch):
     seen = []
     terms = loop.Trainer.terms
-    monkeypatch.setattr(loop.Trainer, "terms", lambda self, batch: seen.append(batch) or terms(self, batch))
+    monkeypatch.setattr(loop.Trainer, "terms", lambda self, batch, lam: seen.append(batch) or terms(self, batch))
     train_tiny(tiny.config(epochs=1, batch_size=59))
     assert [len(batch) for batch in seen] == [30, 30]
     assert sorted(torch.cat(seen).tolist()) == list(range(60))
@@ -155,7 +155,7 @@ def test_divergence_stops_before_the_harm_and_says_where(tmp_path, monkeypatch, 
     config = tiny.config(epochs=2, shift=1)
     terms = loop.Trainer.terms
 
-    def overflow(self, batch):
+    def overflow(self, batch, lam=None):
         found = terms(self, batch)
         if (self.state.epoch, self.state.position) < (1, 2):
             return found

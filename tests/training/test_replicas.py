@@ -10,6 +10,7 @@ from bqn.training import ConfigError, DivergedError, Run, load_run, loop, replic
 from tests.training import tiny
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bqn.cli._errors import OutputError
+from bqn.training.distributed import here
 
 _LEAST_WIDTH = 80  # of tables: a narrower terminal breaks their lines, but no digit may be cut off
 
@@ -77,6 +78,6 @@ def complain(text: str) -> None:
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Show on a terminal that something is under way; elsewhere nothing."""
-    with err.status(Text(text)):
+    """Show on a terminal that something is under way; elsewhere nothing. Of several processes the first shows it."""
+    with err.status(Text(text)) if here().first else nullcontext():
         yield

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import torch
 
-from bqn.training import ConfigError, DivergedError
+from bqn.training import ConfigError, DivergedError, LostProcessError
 
 # What may go wrong without a fault in this package. Anything else is a bug, and shows as one.
-EXPECTED = (OSError, ValueError, DivergedError, ImportError, MemoryError, torch.OutOfMemoryError)
+EXPECTED = (OSError, ValueError, DivergedError, LostProcessError, ImportError, MemoryError, torch.OutOfMemoryError)
 
 
 class UsageError(ValueError):
@@ -45,7 +45,7 @@ def settings_are_usage() -> Iterator[None]:
 def describe(error: BaseException) -> str:
     """The error as one line."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        text = "out of memory; a smaller --batch-size needs less"
+        text = "out of memory; --accumulate, --checkpoint-activations or a smaller --batch-size need less"
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     else:

@@ -17,6 +17,8 @@ from bqn.cli._errors import (
     is_missing_extra,
     one_line,
 )
+from bqn.training import DivergedError, LostProcessError
+from bqn.training.distributed import here
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
@@ -36,7 +38,7 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):  # which of them, or the code alone, depends on the version of typer
         code = INTERRUPTED
     except _ParserError as error:
-        complain(_parser_message(error))
+        _complain(_parser_message(error), of_all=True)
         return WRONG_USAGE
     except OutputError as error:
         if not error.closed:
@@ -47,11 +49,20 @@ def run(arguments: list[str]) -> int:
             raise
         if "--debug" in arguments:
             traceback.print_exc()
-        complain(describe(error))
+        _complain(describe(error), of_all=isinstance(error, (UsageError, DivergedError, LostProcessError)))
         return WRONG_USAGE if isinstance(error, UsageError) else FAILED
     if code == INTERRUPTED:
         note("bqn: interrupted")
     return int(code or 0)
+
+
+def _complain(text: str, of_all: bool) -> None:
+    """The line about what went wrong. Of several processes (torchrun) the first alone says what concerns them all."""
+    processes = here()
+    if processes.first:
+        complain(text)
+    elif not of_all:
+        complain(f"process {processes.rank} of {processes.count}: {text}")
 
 
 def _parser_message(error: BaseException) -> str:

@@ -66,6 +66,13 @@ def stop_on_interrupt() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def assisting() -> Iterator[None]:
+    """For processes beside the first: Ctrl-C is for that one, which saves the run and by ending ends the others."""
+    with stop_on_interrupt():
+        yield
+
+
 def _what_remains(folder: Path) -> str:
     if not RunFolder(folder).config.exists():
         return "training had not begun, and nothing was saved"

@@ -15,9 +15,10 @@ from bqn.cli._replace import replacing, require_free
 from bqn.cli._runs import describe_shape
 from bqn.cli._settings import with_settings
 from bqn.cli._together import Plan, train_all
-from bqn.cli._training import tell, watched
+from bqn.cli._training import assisting, tell, watched
 from bqn.data import DataError, Dataset, available
 from bqn.training import TrainConfig
+from bqn.training.distributed import here, leave
 from bqn.training.replicas import seeds_of
 from bqn.training.surroundings import find_device
 
@@ -25,7 +26,8 @@ EXAMPLES = """Examples:
   bqn train --data digits --model mlp --epochs 5 --lam 1e-4 --out runs/one
   bqn train --data prices.csv --target price --out runs/prices
   bqn train --config mnist.toml --seed 3
-  bqn train --data mnist --model cnn --replicas 10 --out runs/ten"""
+  bqn train --data mnist --model cnn --replicas 10 --out runs/ten
+  torchrun --nproc-per-node 2 -m bqn train --data cifar10 --model vgg"""
 
 
 @with_settings
@@ -77,13 +79,20 @@ def train(
     """Train a network and keep it in a folder.
 
     The folder holds the weights, the resolved config and everything that bqn resume needs. Ctrl-C stops a run between
-    two steps, and nothing is lost.
+    two steps, and nothing is lost. Several GPUs: torchrun --nproc-per-node N -m bqn train …, and each batch is shared.
     """
     if replicas is not None and (force or tensorboard):
         raise UsageError("--replicas goes with neither --force nor --tensorboard")
-    if out is not None and replicas is None:
+    if replicas is not None and here().several:
+        raise UsageError("--replicas trains its networks in one process and does not go with torchrun")
+    if out is not None and replicas is None and here().first:
         require_free(out, force)
     config, dataset = resolve(config_file, settings, data_dir)
+    if not here().first:
+        with settings_are_usage(), assisting():
+            training.train(config, dataset=dataset)
+        leave()
+        return
     folder = out or free_folder(config)
     if replicas is not None:
         plans = [Plan(f"seed-{each.seed}", each) for each in seeds_of(config, replicas)]
@@ -98,6 +107,7 @@ def train(
             shown.tick(done, total)
 
         done = training.train(config, out=folder, dataset=dataset, report=shown.report, tick=tick)
+    leave()
     tell(done, folder, as_json)
 
 

@@ -1,7 +1,7 @@
 """Training: a config, a loop that can be stopped at any moment and continued exactly, and run folders."""
 
 from bqn.training.config import TrainConfig, read_toml
-from bqn.training.errors import CheckpointError, ConfigError, DivergedError
+from bqn.training.errors import CheckpointError, ConfigError, DivergedError, LostProcessError
 from bqn.training.loop import fit
 from bqn.training.models import ARCHITECTURES, build_model
 from bqn.training.preprocessing import Preprocessing
@@ -16,6 +16,7 @@ __all__ = [
     "DivergedError",
     "EpochRecord",
     "History",
+    "LostProcessError",
     "Preprocessing",
     "Run",
     "TrainConfig",

@@ -55,6 +55,11 @@ def read_checkpoint(path: Path) -> Moment:
     return Moment(tensors, parse_object(metadata["facts"], f"{path}: facts"))
 
 
+def digest(moment: Moment, also: str = "") -> str:
+    """A checksum over a moment and some text."""
+    return _digest(moment.tensors, to_json(moment.facts) + also)
+
+
 def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
     digest = hashlib.sha256(facts.encode())
     for name in sorted(tensors):

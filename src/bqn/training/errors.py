@@ -11,6 +11,10 @@ class CheckpointError(ValueError):
     """A run folder or one of its files that cannot be read, does not fit the network, or could not be written."""
 
 
+class LostProcessError(RuntimeError):
+    """Another process of the run has ended or cannot be reached, and this one cannot go on without it."""
+
+
 class DivergedError(RuntimeError):
     """The loss, a gradient or the validation NLL was not finite, and training stopped before it could do harm.
 

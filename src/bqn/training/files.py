@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from bqn import atomic
+from bqn import atomic, strict_json
 from bqn.training.errors import CheckpointError
 
 
@@ -47,22 +47,4 @@ def to_json(value: object, indent: int | None = None) -> str:
 
 def parse_object(text: str, source: str) -> dict[str, Any]:
     """The JSON object in `text`; no duplicate keys, no NaN, nothing else beside it."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise CheckpointError(f"{source}: a key stands twice in one object")
-        return result
-
-    def no_constant(constant: str) -> NoReturn:
-        raise CheckpointError(f"{source}: {constant} is not a JSON number")
-
-    try:
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
-    except CheckpointError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{source} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{source} must hold a JSON object, got {type(value).__name__}")
-    return value
+    return strict_json.parse_object(text, source, CheckpointError)

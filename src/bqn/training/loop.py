@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -16,12 +17,14 @@ from bqn.heads import GaussianHead
 from bqn.network import Network
 from bqn.objective import ElboTerms
 from bqn.propagate import half
-from bqn.training.checkpoint import Moment
+from bqn.training.checkpoint import Moment, digest
 from bqn.training.config import TrainConfig
+from bqn.training.distributed import ALONE, Processes, join
 from bqn.training.errors import CheckpointError, DivergedError
 from bqn.training.folder import RunFolder
 from bqn.training.graph import Recording, can_record
 from bqn.training.guard import Cause, find_cause, health
+from bqn.training.parts import backward_in_parts, own_parts, recomputed, require_parts
 from bqn.training.prepare import count_outputs, fingerprint, prepare, require_fitting
 from bqn.training.preprocessing import Preprocessing
 from bqn.training.records import EpochRecord, History
@@ -35,6 +38,8 @@ Tick = Callable[[int, int], None]
 
 # Steps between looks at the health of a run on a GPU: looking makes the GPU wait. On a CPU every step is looked at.
 LOOK_EVERY = {"cpu": 1, "cuda": 100}
+# Seconds between two saves at the end of an epoch, on a GPU.
+SAVE_EVERY = 10.0
 
 
 def fit(
@@ -71,7 +76,7 @@ def fit(
         The loss, a gradient or the validation NLL was not finite. `out` then holds the state before that step.
     """
     with surroundings(config) as device:
-        trainer = Trainer(net, train, validation, config, device, preprocessing)
+        trainer = Trainer(net, train, validation, config, device, preprocessing, join(device))
         if out is not None:
             trainer.keep_in(RunFolder(out))
         return trainer.run(report, tick)
@@ -88,8 +93,10 @@ class Trainer:
         config: TrainConfig,
         device: torch.device,
         preprocessing: Preprocessing | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         require_fitting(train, validation, config)
+        self.processes = processes
         self.config, self.net, self.device = config, net.to(device), device
         self.preprocessing = preprocessing or Preprocessing.of(train, count_outputs(net, train))
         self.x, self.y = prepare(net, train, self.preprocessing, device, "train")
@@ -98,6 +105,8 @@ class Trainer:
             self.held_out = prepare(net, validation, self.preprocessing, device, "validation")
         self.fingerprint = fingerprint(train, validation)
         self.steps = -(-len(train) // config.batch_size)
+        require_parts(len(train), self.steps, config, processes)
+        self.in_one = config.accumulate == 1 and not processes.several
         self._checkpoint_every = config.checkpoint_every or self.steps
         self.learning_rate, self.lam = learning_rate(config), kl_weight(config)
         optimizer = net.make_optimizer(config.learning_rate)
@@ -105,9 +114,13 @@ class Trainer:
         self.folder: RunFolder | None = None
         self.recording: Recording | None = None
         self._recorded_epoch: int | None = None
+        self.compiles = config.compile
+        self._saved_at = time.monotonic()
 
     def keep_in(self, folder: RunFolder) -> None:
         """Begin a run folder."""
+        if not self.processes.first:
+            return
         folder.begin(self.config, self.preprocessing, self.moment())
         self.folder = folder
 
@@ -119,6 +132,8 @@ class Trainer:
         self.state.restore(moment, source)
         if self.state.position > self.steps or self.state.epoch > self.config.epochs:
             raise CheckpointError(f"{source} is further than the {self.config.epochs} epochs of its config")
+        if not self.processes.first:
+            return
         self.folder = folder
         folder.clean()
         folder.write_history(self.history())
@@ -127,6 +142,10 @@ class Trainer:
 
     def run(self, report: Report | None, tick: Tick | None) -> History:
         """Train until the last epoch or until patience ends."""
+        if self.processes.several:
+            self.processes.require_same(digest(self.moment(), self.config.to_json()), self.device)
+        if not self.processes.first:
+            report = tick = None
         with self.at_work():
             while not self.finished():
                 record = self.epoch(tick)
@@ -137,12 +156,13 @@ class Trainer:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """The network in training mode inside the block; afterwards, if all went well, with its best weights."""
-        checked, self.net.validate = self.net.validate, False  # the data were checked once, when they were prepared
-        self.net.train()
-        try:
-            yield
-        finally:
-            self.net.validate = checked
+        with recomputed(self.net) if self.config.checkpoint_activations else nullcontext():
+            checked, self.net.validate = self.net.validate, False  # the data were checked once, when they were prepared
+            self.net.train()
+            try:
+                yield
+            finally:
+                self.net.validate = checked
         if self.state.best is not None:
             self.net.load_state_dict(self.state.best)
         self.net.eval()
@@ -176,12 +196,19 @@ class Trainer:
         """Put down what the epoch gave, after its last step."""
         state, record = self.state, self._score(started)
         state.end_epoch(record)
-        self._save()
-        if self.folder is not None:
+        if self.folder is not None and self._time_to_save():
+            self._save()
             self.folder.write_history(self.history())
-            if state.best_epoch() in (None, record.epoch):
-                self.folder.write_best(self.net)
+            if self.device.type != "cpu" or state.best_epoch() in (None, record.epoch):
+                self.folder.write_best(self.net, state.best)
         return record
+
+    def _time_to_save(self) -> bool:
+        """A GPU ends an epoch of a small network faster than a disk takes its state."""
+        if self.device.type == "cpu" or self.finished() or time.monotonic() >= self._saved_at + SAVE_EVERY:
+            self._saved_at = time.monotonic()
+            return True
+        return False
 
     def _tick(self, tick: Tick) -> None:
         """Let the caller know, between two steps; if it interrupts the run here, no step is lost."""
@@ -240,22 +267,30 @@ class Trainer:
                 buffer.copy_(kept)
             self.state.set_generator_states(generators)
 
-        def forward() -> ElboTerms:
+        def forward(part: int) -> ElboTerms:
             undo()
-            return self.terms(batch)
+            return self.terms(batch) if self.in_one else self.objective(*own_parts(self, batch)[part][:2])
 
         terms, healthy = self._gradients(batch)
         if not bool(torch.isfinite(healthy)):
-            cause = find_cause(self.net, forward)
+            searches = (find_cause(self.net, partial(forward, part)) for part in range(self.config.accumulate))
+            cause = next((found for found in searches if found), Cause("gradient", "though no term of it shows why"))
             undo()
-            raise self._diverged(self.state.position + 1, cause or Cause("gradient", "though no term of it shows why"))
+            raise self._diverged(self.state.position + 1, cause)
         self._update(terms)
 
     def _gradients(self, batch: Tensor) -> tuple[ElboTerms, Tensor]:
-        terms = self.terms(batch)
-        self.state.optimizer.zero_grad()
-        (-terms.value).backward()
+        terms = self.backward(batch)
         return terms, health(terms.value, self.net.parameters())
+
+    def backward(self, batch: Tensor, lam: Tensor | None = None) -> ElboTerms:
+        """Give the parameters the gradients of minus the objective on a batch; arguments and result as for `terms`."""
+        self.state.optimizer.zero_grad()
+        if not self.in_one:
+            return backward_in_parts(self, batch, lam)
+        terms = self.terms(batch, lam)
+        (-terms.value).backward()
+        return terms
 
     def _update(self, terms: ElboTerms) -> None:
         for group in self.state.optimizer.param_groups:
@@ -270,23 +305,38 @@ class Trainer:
 
     def terms(self, batch: Tensor, lam: Tensor | None = None) -> ElboTerms:
         """The objective on a batch, with the λ of the present moment; or, to be recorded, with a λ on the device."""
+        return self.objective(*self.examples(batch), lam)
+
+    def examples(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """The examples of a batch `(B,)`, augmented, and their targets."""
         rows = self.net.choose_examples(batch, len(self.x))
         x, y = self.x[rows], self.y[rows]
         if self.config.shift or self.config.flip:
             images = augment(x.flatten(0, rows.dim() - 1), self.config.shift, self.config.flip, self.state.augmentation)
             x = images.reshape(x.shape)
+        return x, y
+
+    def objective(self, x: Tensor, y: Tensor, lam: Tensor | None = None) -> ElboTerms:
+        """The objective on some examples as stored, with λ as in `terms`."""
         mixed = half.lowered() if self.config.mixed_precision else nullcontext()
         bound = {} if isinstance(self.net.head, GaussianHead) else {"bound": self.config.bound}
         with mixed:
-            weight = self.lam(self._time()) if lam is None else lam
-            return self.net.elbo_terms(to_input(x), y, len(self.x), weight, **bound)
+            if lam is None:
+                return self.net.elbo_terms(to_input(x), y, len(self.x), self.lam(self._time()), **bound)
+            objective = self._compiled if self.compiles else self.net.elbo_terms
+            return objective(to_input(x), y, len(self.x), lam, **bound)
+
+    @cached_property
+    def _compiled(self) -> Callable[..., ElboTerms]:
+        """The objective, compiled; once for all networks of one architecture that are trained side by side."""
+        return torch.compile(self.net.elbo_terms, dynamic=False)
 
     def _score(self, started: float) -> EpochRecord:
         state, config = self.state, self.config
         elbo, log_likelihood, kl = (state.term_sums / self.steps).tolist()
         scores: Scores | None = None
         if self.held_out is not None:
-            scores = validate(self.net, *self.held_out, self.preprocessing)
+            scores = self._validate(*self.held_out)
             if not math.isfinite(scores.nll):
                 raise self._diverged(self.steps, Cause("validation NLL", "though all training steps were"))
         seconds = time.perf_counter() - started
@@ -305,6 +355,15 @@ class Trainer:
             seconds=seconds,
             eta=spent / (state.epoch + 1) * (config.epochs - state.epoch - 1),
         )
+
+    def _validate(self, x: Tensor, y: Tensor) -> Scores:
+        """The scores that the first process finds: they decide about the end of the run, so all must have the same."""
+        if not self.processes.several:
+            return validate(self.net, x, y, self.preprocessing)
+        found = validate(self.net, x, y, self.preprocessing) if self.processes.first else (math.nan,) * 3
+        told = [math.nan if score is None else score for score in found]
+        nll, *others = self.processes.from_first(told, self.device)
+        return Scores(nll, *(None if math.isnan(score) else score for score in others))
 
     def _diverged(self, step: int, cause: Cause) -> DivergedError:
         saved = ""

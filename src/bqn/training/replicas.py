@@ -17,6 +17,7 @@ import torch
 
 from bqn.data import Dataset
 from bqn.training.config import TrainConfig
+from bqn.training.distributed import require_alone
 from bqn.training.errors import ConfigError, DivergedError
 from bqn.training.folder import RunFolder
 from bqn.training.graph import Recording, can_record
@@ -53,6 +54,7 @@ def train_together(
     -------
     list, one entry a config: its Run, or the error with which it alone failed
     """
+    require_alone("training several networks side by side")
     if not configs:
         raise ConfigError("configs must hold at least one config")
     if len({(config.device, config.threads) for config in configs}) > 1:

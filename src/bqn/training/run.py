@@ -12,6 +12,8 @@ from bqn.data import DataError, Dataset, Split, load, split_validation
 from bqn.heads import Prediction
 from bqn.network import Network
 from bqn.training.config import TrainConfig
+from bqn.training.distributed import here as processes_here
+from bqn.training.distributed import join
 from bqn.training.errors import CheckpointError, ConfigError
 from bqn.training.files import read_text
 from bqn.training.folder import RunFolder
@@ -74,13 +76,13 @@ def train(
         Loaded by the name in the config if None, from `root` and with `download` as for `bqn.data.load`.
     report, tick : as for `fit`
     """
-    if out is not None:
+    if out is not None and processes_here().first:
         RunFolder(out).require_new()
     dataset = dataset or load_data(config, root, download)
     training, validation, preprocessing = data_parts(config, dataset)
     net = build_model(config, preprocessing.input_shape, preprocessing.outputs)
     with surroundings(config) as device:
-        trainer = Trainer(net, training, validation, config, device, preprocessing)
+        trainer = Trainer(net, training, validation, config, device, preprocessing, join(device))
         if out is not None:
             trainer.keep_in(RunFolder(out))
         return Run(net, config, trainer.run(report, tick), preprocessing)
@@ -121,7 +123,7 @@ def resume(
     here = config if device is None else replace(config, device=device)
     net = net or build_model(config, preprocessing.input_shape, preprocessing.outputs)
     with surroundings(here) as chosen:
-        trainer = Trainer(net, train, validation, here, chosen, preprocessing)
+        trainer = Trainer(net, train, validation, here, chosen, preprocessing, join(chosen))
         trainer.continue_from(folder)
         return Run(net, config, trainer.run(report, tick), preprocessing)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from bqn.training.config import TrainConfig
+from bqn.training.distributed import own_device
 from bqn.training.errors import ConfigError
 
 
@@ -41,10 +42,21 @@ def find_device(config: TrainConfig) -> torch.device:
     except RuntimeError:  # torch counts to 127
         raise ConfigError(f"device: {config.device} is not a device that torch knows") from None
     if device.type == "cuda":
-        count = torch.cuda.device_count()
+        count, own = torch.cuda.device_count(), own_device()
+        if own is not None:
+            return _own_of_several(device, own, count)
         if (device.index or 0) >= count:
             raise ConfigError(f"device: {config.device} is not there, torch sees {count} CUDA devices")
         return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     if config.mixed_precision:
         raise ConfigError(f"mixed_precision needs a CUDA device, got {name}")
     return device
+
+
+def _own_of_several(asked: torch.device, own: int, count: int) -> torch.device:
+    """The GPU of one of several processes, each of which has its own."""
+    if asked.index is not None:
+        raise ConfigError(f"device: {asked} is one GPU for several processes; say cuda, and each takes its own")
+    if own >= count:
+        raise ConfigError(f"device: process {own} of this machine finds no GPU of its own, torch sees {count}")
+    return torch.device("cuda", own)
