@@ -44,3 +44,15 @@ def test_logits_too_far_apart_for_float32():
 def test_bad_input(log_probs, y, message):
     with pytest.raises(ValueError, match=message):
         fit_temperature(log_probs, y)
+
+
+def test_several_networks_are_tempered_alike_and_judged_together():
+    generator = torch.Generator().manual_seed(2)
+    logits, y = 4 * torch.randn(3, 80, 5, generator=generator), torch.randint(5, (80,), generator=generator)
+    assert fit_temperature(logits[:1], y) == fit_temperature(logits[0], y)
+
+    def nll(temperature):
+        return -temper(logits.double(), temperature).mean(0).log().gather(1, y.unsqueeze(1)).mean()
+
+    best = fit_temperature(logits, y)
+    assert all(nll(best) <= nll(best * factor) for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2.0))

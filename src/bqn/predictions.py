@@ -158,7 +158,7 @@ class Predictor:
     def _classify_beliefs(self, x: Tensor, y: Tensor | None, split: bool) -> Classified:
         head = cast(SoftmaxHead, self.net.head)
         probs, information, bounds = [], [], []
-        for rows, batch in self._batches(x):
+        for rows, batch in self.batches(x):
             belief = self.net(batch)
             probs.append(head.predict(belief).cpu())
             _require_finite(probs[-1], "analytic")
@@ -176,7 +176,7 @@ class Predictor:
         count, dtype = 0, torch.float32
         mixed, within = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         for member in self.members(mode):
-            given = torch.cat([cast(Tensor, member.predict(batch)).cpu() for _, batch in self._batches(x)])
+            given = torch.cat([cast(Tensor, member.predict(batch)).cpu() for _, batch in self.batches(x)])
             _require_finite(given, mode)
             mixed, within = mixed + given.double(), within + entropy(given)
             count, dtype = count + 1, given.dtype
@@ -196,7 +196,7 @@ class Predictor:
             return probs.clamp_min(torch.finfo(torch.float32).tiny).log()
         with evaluating(self.net):
             given = [
-                torch.cat([_log_softmax(member, batch) for _, batch in self._batches(x)])
+                torch.cat([_log_softmax(member, batch) for _, batch in self.batches(x)])
                 for member in self.members(mode)
             ]
         return torch.logsumexp(torch.stack(given), 0) - math.log(len(given))
@@ -224,7 +224,7 @@ class Predictor:
                 parts, bound = self._regress_beliefs(x, None if y is None else ((y.cpu() - shift) / unit).to(y.dtype))
             else:
                 parts = [
-                    _join([cast(Moments, member.predict(batch)) for _, batch in self._batches(x)])
+                    _join([cast(Moments, member.predict(batch)) for _, batch in self.batches(x)])
                     for member in self.members(mode)
                 ]
                 bound = None
@@ -243,7 +243,7 @@ class Predictor:
     def _regress_beliefs(self, x: Tensor, y: Tensor | None) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
         head = cast(GaussianHead, self.net.head)
         given, bounds = [], []
-        for rows, batch in self._batches(x):
+        for rows, batch in self.batches(x):
             belief = self.net(batch)
             given.append(head.predict(belief))
             if y is not None:
@@ -260,17 +260,18 @@ class Predictor:
             set_generator(member, hidden)
             if mode in RECALIBRATED_MODES:
                 recalibrate(
-                    member, self._input(cast(Tensor, self.reference)), max(self.batch_size, _RECALIBRATION_BATCH)
+                    member, self.input(cast(Tensor, self.reference)), max(self.batch_size, _RECALIBRATION_BATCH)
                 )
             yield member
 
-    def _batches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    def batches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Where a batch lies, and its network input."""
         for start in range(0, len(x), self.batch_size):
             rows = slice(start, start + self.batch_size)
-            yield rows, self._input(x[rows])
+            yield rows, self.input(x[rows])
 
-    def _input(self, x: Tensor) -> Tensor:
+    def input(self, x: Tensor) -> Tensor:
+        """Network input, on the network's device, from stored examples."""
         return self.prepare(x.to(self.device)).to(self.device)
 
 

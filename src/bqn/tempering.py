@@ -2,10 +2,13 @@
 should be.
 
 It changes no prediction, only how confident it is. A comparison of NLLs is fair to networks that were never taught to
-be calibrated only if they may have it. Where several networks are averaged, the average is what is tempered.
+be calibrated only if they may have it. Where several networks are averaged, the average is what is tempered, unless it
+is to become part of the networks.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -26,20 +29,22 @@ def fit_temperature(log_probs: Tensor, y: Tensor) -> float:
 
     Parameters
     ----------
-    log_probs : Tensor `(N, K)`
-        Logarithms of the predicted probabilities, or logits; float64 where they are far apart.
+    log_probs : Tensor `(N, K)` or `(S, N, K)`
+        Logarithms of the predicted probabilities, or logits; float64 where they are far apart. Of S networks: each is
+        tempered alike, and their average is what is judged.
     y : integer Tensor `(N,)`
     """
-    if log_probs.dim() != 2 or not log_probs.shape[0]:
+    if log_probs.dim() not in (2, 3) or not log_probs.shape[:-1].numel():
         raise ValueError(f"log_probs must have shape (examples, classes), at least one, got {tuple(log_probs.shape)}")
-    require_labels(y, log_probs.shape[:1], log_probs.shape[-1])
-    target = y.long().unsqueeze(-1)
+    require_labels(y, log_probs.shape[-2:-1], log_probs.shape[-1])
+    members = log_probs.double().reshape(-1, *log_probs.shape[-2:])
+    target = y.long().expand(len(members), -1).unsqueeze(-1)
 
     def nll(log_temperature: float) -> float:
-        scaled = torch.log_softmax(log_probs.double() * torch.tensor(-log_temperature).double().exp(), -1)
-        return float(-scaled.gather(-1, target).mean())
+        scaled = torch.log_softmax(members * torch.tensor(-log_temperature).double().exp(), -1)
+        return float(math.log(len(members)) - scaled.gather(-1, target).logsumexp(0).mean())
 
-    # The NLL is convex in the inverse temperature, so in its logarithm it has a single valley.
+    # Of one network the NLL is convex in the inverse temperature, so in its logarithm it has a single valley.
     ratio = (5**0.5 - 1) / 2
     low, high = -_RANGE, _RANGE
     left, right = high - ratio * (high - low), low + ratio * (high - low)

@@ -23,7 +23,23 @@ def test_help_without_arguments(bqn):
 @pytest.mark.parametrize("columns", ["80", "60", "200"])
 @pytest.mark.parametrize(
     "command",
-    ["train", "resume", "evaluate", "report", "compare", "predict", "data list", "data fetch", "data verify"],
+    [
+        "train",
+        "resume",
+        "evaluate",
+        "report",
+        "compare",
+        "predict",
+        "faithfulness",
+        "pack",
+        "run",
+        "inspect",
+        "zoo",
+        "export",
+        "data list",
+        "data fetch",
+        "data verify",
+    ],
 )
 def test_every_command_has_help_that_fits(bqn, monkeypatch, command, columns):
     monkeypatch.setenv("COLUMNS", columns)

@@ -57,6 +57,17 @@ def test_recalibrated(bqn, home, tmp_path):
     assert load_packed(tmp_path / "a.bqn").packed.about["recalibrated"] is True
 
 
+def test_tempered(bqn, home, tmp_path):
+    assert bqn("pack", home.classifier, "--temper", "--out", tmp_path / "a.bqn").code == 0
+    result = json.loads(bqn("run", tmp_path / "a.bqn", "--data", home.images, "--json").out)
+    expected = evaluated(bqn, home.classifier, "--temper")["tempered"]["map"]
+    assert load_packed(tmp_path / "a.bqn").packed.about["temperature"] == pytest.approx(expected["temperature"])
+    for name in ("nll", "error", "ece"):
+        assert result[name] == pytest.approx(expected[name], rel=1e-4), name
+    told = bqn("pack", home.regression, "--temper", "--out", tmp_path / "b.bqn").fails(2)
+    assert "--temper needs a classifier with validation examples" in told
+
+
 def test_the_digits_that_come_with_scikit_learn(bqn, tmp_path):
     assert main(["train", "--data", "digits", "--out", str(tmp_path / "run"), *QUICK]) == 0
     assert bqn("pack", tmp_path / "run", "--mode", "map", "--out", tmp_path / "one.bqn").code == 0

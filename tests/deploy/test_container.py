@@ -117,7 +117,7 @@ def test_the_path_is_in_the_message(tmp_path):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ([], "not a JSON object"),
+        ([], "must hold a JSON object, got list"),
         ({}, "the format must be"),
         ({"__metadata__": {"format": "pt"}}, "the format must be"),
         ({"__metadata__": {"format": FORMAT}}, "must hold the texts"),

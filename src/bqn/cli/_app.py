@@ -9,9 +9,27 @@ from typing import Annotated
 import typer
 
 from bqn import __version__
-from bqn.cli import benchmark, compare, data, evaluate, export, pack, predict, report, resume, run, sweep, train
+from bqn.cli import (
+    benchmark,
+    compare,
+    data,
+    evaluate,
+    export,
+    faithfulness,
+    pack,
+    predict,
+    report,
+    reproduce,
+    resume,
+    run,
+    sweep,
+    train,
+    zoo,
+)
 from bqn.cli import inspect as inspection
 from bqn.cli._console import show
+from bqn.cli._errors import UsageError
+from bqn.training.distributed import here
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -29,6 +47,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def describe(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", metavar="", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -40,6 +59,8 @@ def describe(
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
     """
+    if context.invoked_subcommand not in ("train", "resume") and here().several:
+        raise UsageError(f"torchrun is for bqn train and bqn resume, not for bqn {context.invoked_subcommand}")
 
 
 def _add(command: Callable[..., None], panel: str, examples: str) -> None:
@@ -57,8 +78,11 @@ _add(evaluate.evaluate, "Look", evaluate.EXAMPLES)
 _add(compare.compare, "Look", compare.EXAMPLES)
 _add(benchmark.benchmark, "Look", benchmark.EXAMPLES)
 _add(report.report, "Look", report.EXAMPLES)
+_add(faithfulness.faithfulness, "Look", faithfulness.EXAMPLES)
+_add(reproduce.reproduce, "Look", reproduce.EXAMPLES)
 _add(predict.predict, "Use", predict.EXAMPLES)
 _add(pack.pack, "Deploy", pack.EXAMPLES)
 _add(run.run, "Deploy", run.EXAMPLES)
 _add(inspection.inspect, "Deploy", inspection.EXAMPLES)
+_add(zoo.zoo, "Deploy", zoo.EXAMPLES)
 _add(export.export, "Deploy", export.EXAMPLES)

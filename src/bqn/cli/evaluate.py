@@ -75,7 +75,7 @@ def evaluate(
         raise UsageError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
     judged = judge(run, choose_device(device), data, data_dir, part)
     _require_sense(judged, ood, corruptions, recalibrate, temper)
-    outside = None if ood is None else _outside(judged, ood, data_dir)
+    outside = None if ood is None else load_outside(judged, ood, data_dir)
     with working(f"evaluating {run} on {judged.name}"):
         result = score(
             judged,
@@ -88,6 +88,8 @@ def evaluate(
             recalibrate_on=judged.training if recalibrate else None,
             temper_on=judged.validation if temper else None,
         )
+    if ood is not None:
+        result["ood"]["data"] = ood
     if as_json:
         show_json(result)
         return
@@ -128,7 +130,7 @@ def _require_sense(judged: Judged, ood: str | None, corruptions: bool, recalibra
         raise UsageError(f"--temper needs validation examples of the run's own data, and {judged.path} has none here")
 
 
-def _outside(judged: Judged, name: str, data_dir: Path | None) -> Split:
+def load_outside(judged: Judged, name: str, data_dir: Path | None) -> Split:
     """Examples of another set, of the same form."""
     with working(f"loading {name}"):
         other = load(name, data_dir)

@@ -11,13 +11,14 @@ from bqn.atomic import write_atomic
 from bqn.cli._console import show, show_json, working
 from bqn.cli._errors import UsageError
 from bqn.cli._options import AsJson
+from bqn.cli._packed import PackedArgument, open_packed
 from bqn.cli._rows import require_choice
-from bqn.cli.inspect import PackedArgument, bytes_in_words
-from bqn.deploy import Packed, container
+from bqn.cli.inspect import bytes_in_words
+from bqn.deploy import Packed
 
 EXAMPLES = """Examples:
   bqn export one.bqn --to c --name digits
-  bqn export five.bqn --to html --out digits.html
+  bqn export digits-mlp-mc5 --to html --out digits.html
   bqn export one.bqn --to onnx"""
 
 SUFFIXES = {"c": ".h", "onnx": ".onnx", "html": ".html"}
@@ -52,9 +53,9 @@ def export(
     require_choice(to, FORMS, "--to")
     if name is not None and to != "c":
         raise UsageError(f"--name is for --to c, got --to {to}")
-    packed = container.load(file)
+    packed = open_packed(file)
     target = file.with_suffix(SUFFIXES[to]) if out is None else out
-    if target.exists() and target.samefile(file):
+    if target.exists() and file.exists() and target.samefile(file):
         raise UsageError(f"--out is the packed file itself, {file}")
     with working(f"exporting {file}"):
         content = _content(packed, to, name, target)

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from bqn.cli._console import footnote, show, show_json
 from bqn.cli._options import AsJson
+from bqn.cli._packed import PackedArgument, open_packed
 from bqn.cli._tables import new_table
-from bqn.deploy import container
 from bqn.deploy.inspection import describe
 
 EXAMPLES = """Examples:
-  bqn inspect one.bqn"""
-
-PackedArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A packed network, made by bqn pack.", show_default=False)
-]
+  bqn inspect one.bqn
+  bqn inspect digits-mlp"""
 
 
 def inspect(file: PackedArgument, as_json: AsJson = False) -> None:
     """Show the layers of a packed file, the bits of its weights, and how its bytes add up."""
-    facts = describe(container.load(file))
+    facts = describe(open_packed(file))
     if as_json:
         show_json({"file": str(file), **facts})
         return

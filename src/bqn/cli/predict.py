@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bqn.cli._console import working
+from bqn.cli._errors import UsageError
 from bqn.cli._inputs import read_inputs
-from bqn.cli._options import BatchSize, Device, RunFolderArgument, Samples, Seed, choose_device
+from bqn.cli._options import BatchSize, Device, Samples, Seed, choose_device
+from bqn.cli._packed import open_packed, predict_packed
 from bqn.cli._rows import FilesArgument, Format, Out, choose_format, prediction_rows, require_choice, write_rows
 from bqn.cli._runs import open_run
 from bqn.network import MODES
 from bqn.predictions import Predictor
+from bqn.zoo import PRETRAINED
 
 EXAMPLES = """Examples:
   bqn predict runs/one scan-1.png scan-2.png
+  bqn predict digits-mlp-mc5 scan-1.png
   bqn predict runs/prices houses.csv --format json --out predictions.json"""
+
+_SAMPLES = 5
 
 
 def predict(
-    run: RunFolderArgument,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|FILE|NAME",
+            help="Folder of a run, made by bqn train; or a packed network, as bqn run takes it.",
+            show_default=False,
+        ),
+    ],
     files: FilesArgument,
     mode: Annotated[
         str | None,
@@ -31,7 +45,7 @@ def predict(
             show_default="the run's first",
         ),
     ] = None,
-    samples: Samples = 5,
+    samples: Samples = _SAMPLES,
     seed: Seed = 0,
     form: Format = None,
     out: Out = None,
@@ -45,6 +59,11 @@ def predict(
     the standard deviations that noise (aleatoric) and doubt (epistemic) would give alone.
     """
     form = choose_format(form, out)
+    if run.is_file() or (str(run) in PRETRAINED.names() and not run.is_dir()):
+        if mode is not None or samples != _SAMPLES or seed:
+            raise UsageError(f"--mode, --samples and --seed are for runs; {run} holds the networks that it holds")
+        predict_packed(run, open_packed(run), files, form, out, batch_size)
+        return
     opened = open_run(run, choose_device(device))
     mode = mode or opened.net.modes[0]
     require_choice(mode, opened.net.modes, "--mode")

@@ -1,31 +1,29 @@
-"""`bqn run`: evaluate or use a packed file, with nothing but the file."""
+"""`bqn run`: evaluate or use a packed network, with nothing but its file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 
-from bqn import evaluation
 from bqn.cli._console import footnote, show, show_json, working
 from bqn.cli._errors import UsageError
-from bqn.cli._inputs import read_inputs
 from bqn.cli._options import AsJson, BatchSize, DataDir
-from bqn.cli._rows import Format, Out, choose_format, prediction_rows, require_choice, write_rows
+from bqn.cli._packed import PackedArgument, form_of, open_packed, predict_packed
+from bqn.cli._rows import Format, Out, choose_format, require_choice
 from bqn.cli._runs import require_like, with_own_labels
 from bqn.cli._tables import notes_on, scores_table
-from bqn.cli.inspect import PackedArgument
-from bqn.data import Dataset, Split, load, to_input
-from bqn.deploy.model import PackedModel, load_packed
-from bqn.deploy.network import MODE, PackedNetwork, standardizer
-from bqn.predictions import Predictor
+from bqn.data import Dataset, Split, load
+from bqn.deploy.model import PackedModel
+from bqn.deploy.network import MODE, evaluate
 from bqn.training.preprocessing import Preprocessing
 
 EXAMPLES = """Examples:
   bqn run one.bqn --data digits --json
+  bqn run digits-mlp-mc5 --data digits
   bqn run one.bqn scan-1.png scan-2.png"""
 
 PARTS = ("test", "all")
@@ -68,20 +66,22 @@ def run(
     if (data is None) == (not files):
         raise UsageError("name either --data to evaluate on, or files to predict for")
     require_choice(part, PARTS, "--part")
-    model = load_packed(file)
+    packed = open_packed(file)
     if files:
-        _predict(model, file, files, choose_format("json" if as_json and form is None else form, out), out, batch_size)
+        form = choose_format("json" if as_json and form is None else form, out)
+        predict_packed(file, packed, files, form, out, batch_size)
         return
     assert data is not None
+    model = PackedModel(packed)
     if form is not None or out is not None:
         raise UsageError("--format and --out are for predictions, leave --data out")
     with working(f"loading {data}"):
         dataset = _load(model, data, data_dir)
-    prepared = _Prepared(_form(model, dataset.input_shape))
+    prepared = _Prepared(form_of(model, dataset.input_shape))
     require_like(file, prepared, dataset)
     examples = with_own_labels(file, prepared, dataset, _part(dataset, part))
     with working(f"running {file} on {dataset.name}"):
-        scores = _evaluate(model, examples, bins, batch_size)
+        scores = evaluate(model, examples, bins, batch_size)
     if as_json:
         about = {"file": str(file), "members": model.members, "kernels": model.kernels, "task": model.task}
         show_json({**about, "data": dataset.name, "part": part, "examples": len(examples), **scores})
@@ -93,26 +93,6 @@ def run(
         scores_table(result),
         footnote(notes_on(result)),
     )
-
-
-def _predict(model: PackedModel, file: Path, files: list[Path], form: str, out: Path | None, batch_size: int) -> None:
-    if model.input_shape is None:
-        raise UsageError(f"{file} does not say what shape its examples have; it can only be evaluated with --data")
-    known = _form(model, model.input_shape)
-    inputs = read_inputs(files, known.input_shape, model.packed.about.get("target"))
-    with working(f"predicting {len(inputs.x):,} examples"):
-        predictor = Predictor(PackedNetwork(model), prepare=to_input, batch_size=batch_size)
-        rows = prediction_rows(predictor, known, inputs, MODE)
-    write_rows(rows, form, out, {"file": str(file), "members": model.members, "kernels": model.kernels})
-
-
-def _evaluate(model: PackedModel, examples: Split, bins: int, batch_size: int) -> dict[str, Any]:
-    net = PackedNetwork(model)
-    result = evaluation.evaluate(
-        net, examples, batch_size=batch_size, bins=bins, target_scale=net.target_scale, samples=model.members
-    )
-    scores: dict[str, Any] = result[MODE]
-    return scores
 
 
 def _load(model: PackedModel, data: str, data_dir: Path | None) -> Dataset:
@@ -129,11 +109,3 @@ def _part(dataset: Dataset, part: str) -> Split:
         return dataset.test
     both = (dataset.train, dataset.test)
     return Split(torch.cat([each.x for each in both]), torch.cat([each.y for each in both]))
-
-
-def _form(model: PackedModel, shape: tuple[int, ...]) -> Preprocessing:
-    """The form of the data, as far as the file knows it."""
-    shape = model.input_shape or shape
-    inputs, targets = standardizer(model, "input"), standardizer(model, "target")
-    outputs = model.outputs(shape)
-    return Preprocessing(shape, outputs, model.classes, inputs, targets)

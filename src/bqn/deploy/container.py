@@ -19,6 +19,7 @@ import numpy as np
 
 from bqn.deploy.program import OPS, Array, Lattice, Op, Packed, PackedError, Program
 from bqn.deploy.validation import validate
+from bqn.strict_json import parse_object
 
 FORMAT = "bqn-packed-1"
 _MOST_HEADER = 2**24
@@ -103,28 +104,7 @@ def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
     size = int.from_bytes(content[:8], "little")
     if size > min(_MOST_HEADER, len(content) - 8):
         raise PackedError(f"the header would take {size} bytes of {len(content)}")
-    return _parse_json(content[8 : 8 + size], "the header"), memoryview(content)[8 + size :]
-
-
-def _parse_json(text: bytes | str, what: str) -> dict[str, Any]:
-    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise PackedError(f"{what} has a key twice")
-        return result
-
-    def no_constant(name: str) -> float:
-        raise PackedError(f"{what} holds {name}")
-
-    try:
-        value = json.loads(text, object_pairs_hook=distinct, parse_constant=no_constant)
-    except PackedError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise PackedError(f"{what} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise PackedError(f"{what} is not a JSON object")
-    return value
+    return parse_object(content[8 : 8 + size], "the header", PackedError), memoryview(content)[8 + size :]
 
 
 def _arrays(header: dict[str, Any], data: memoryview) -> dict[str, Array]:
@@ -188,7 +168,7 @@ def _plain(value: Any) -> Any:
 
 
 def _parse(text: str, arrays: dict[str, Array]) -> Packed:
-    document = _parse_json(text, "the program")
+    document = parse_object(text, "the program", PackedError)
     if set(document) != _PROGRAM_KEYS:
         raise PackedError(f"the program must have the keys {', '.join(sorted(_PROGRAM_KEYS))}")
     if not isinstance(document["ops"], list) or not isinstance(document["classes"], list):

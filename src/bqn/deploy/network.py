@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bqn.data import Standardizer
+from bqn import evaluation
+from bqn.data import Split, Standardizer
 from bqn.deploy.model import PackedModel
 from bqn.heads import GaussianHead, Head, SoftmaxHead
 from bqn.network import Network, QuantizedNetwork
@@ -49,6 +51,16 @@ class _Body(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         integers = torch.from_numpy(self.model.member_logits(self.member, x.cpu().numpy()))
         return (integers.double() * self.model.step).float()
+
+
+def evaluate(model: PackedModel, examples: Split, bins: int = 15, batch_size: int = 500) -> dict[str, Any]:
+    """What a packed model is worth on examples as stored: the scores of `bqn.evaluation.evaluate` for its one mode."""
+    net = PackedNetwork(model)
+    result = evaluation.evaluate(
+        net, examples, batch_size=batch_size, bins=bins, target_scale=net.target_scale, samples=model.members
+    )
+    scores: dict[str, Any] = result[MODE]
+    return scores
 
 
 def standardizer(model: PackedModel, name: str) -> Standardizer | None:

@@ -35,7 +35,8 @@ from bqn.deploy.program import (
 from bqn.nn._conv import _Conv
 from bqn.nn._linear import WeightedSum
 from bqn.nn._norm import _BatchNorm
-from bqn.nn._pool import _AVERAGE, _AvgPool, _MaxPool, _Pool
+from bqn.nn._pool import _AvgPool, _MaxPool, _Pool
+from bqn.propagate import pooling
 
 WEIGHT_LEVELS = 256
 # Thresholds behind a shortcut are one set for each value of the other summand.
@@ -267,8 +268,8 @@ def _division(layer: _AvgPool) -> Step:
     def step(x: Tensor, added: float) -> Tensor:
         window = x.new_zeros(*x.shape, math.prod(layer.kernel_size))
         window[..., 0] = x
-        average = _AVERAGE[layer.spatial](window.unflatten(-1, layer.kernel_size), layer.kernel_size)
-        return cast(Tensor, average).reshape(x.shape)
+        size = layer.kernel_size
+        return pooling.average_windows(window.unflatten(-1, size), size, size, (0,) * layer.spatial).reshape(x.shape)
 
     return step
 

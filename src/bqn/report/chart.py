@@ -105,9 +105,13 @@ class Chart:
         left, top = self.place(x, y)
         self.add(tag("text", text, x=left, y=top + fall, text_anchor=anchor, class_=f"note {style}".strip()))
 
+    def content(self) -> list[Markup]:
+        """Axes and all that was drawn, to be put into a picture."""
+        return [*self._axes(), *self._parts]
+
     def svg(self) -> Markup:
         """The whole chart."""
-        return canvas(WIDTH, self.height, self.description, [*self._axes(), *self._parts])
+        return canvas(WIDTH, self.height, self.description, self.content())
 
     def _axes(self) -> list[Markup]:
         parts = []
@@ -140,17 +144,21 @@ def legend(entries: Iterable[tuple[str, str, str]]) -> Markup:
     """What a chart shows: entries of style, text, and sign, which is "patch", "dot", "line", or a marker's shape."""
     items = []
     for style, text, sign in entries:
-        if sign == "patch":
-            parts = [tag("rect", x=1, y=2, width=18, height=8, class_=f"steps {style}")]
-        elif sign == "dot":
-            parts = [tag("path", d="M10 6h0", class_=f"dots {style}")]
-        else:
-            parts = [tag("path", d="M1 6H19", class_=f"line {style}")]
-        if sign in _MARKERS:
-            parts.append(tag("path", d=_MARKERS[sign], transform="translate(10 6)", class_=f"marker {style}"))
-        swatch = tag("svg", parts, viewBox="0 0 20 12", aria_hidden="true")
+        swatch = tag("svg", key(style, sign), viewBox="0 0 20 12", aria_hidden="true")
         items.append(tag("li", swatch, tag("span", shorten(text, 40))))
     return tag("ul", items, class_="legend")
+
+
+def key(style: str, sign: str) -> list[Markup]:
+    """The sign of an entry of a legend, 20 × 12 in size; arguments as for `legend`."""
+    if sign == "patch":
+        return [tag("rect", x=1, y=2, width=18, height=8, class_=f"steps {style}")]
+    if sign == "dot":
+        return [tag("path", d="M10 6h0", class_=f"dots {style}")]
+    line = tag("path", d="M1 6H19", class_=f"line {style}")
+    if sign not in _MARKERS:
+        return [line]
+    return [line, tag("path", d=_MARKERS[sign], transform="translate(10 6)", class_=f"marker {style}")]
 
 
 def _title(text: str | None) -> Markup | None:

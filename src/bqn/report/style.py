@@ -112,6 +112,11 @@ figcaption { margin-top: 8px; font-size: .84rem; line-height: 1.4 }
 section > .legend { margin-top: 14px }
 .legend li { display: flex; align-items: center; gap: 6px }
 .legend svg { width: 20px; height: 12px; flex: none }
+.pairs { margin-top: 10px; font-size: .86rem }
+.pairs span { color: var(--soft) }
+"""
+
+_CHARTS = """
 svg text {
   font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
   font-variant-numeric: tabular-nums; fill: var(--soft);
@@ -136,8 +141,6 @@ svg .count { fill: var(--ink) }
 .cell.right { fill: var(--blue) }
 .cell.wrong { fill: var(--orange) }
 .cell.none { fill: var(--shade); fill-opacity: .6 }
-.pairs { margin-top: 10px; font-size: .86rem }
-.pairs span { color: var(--soft) }
 """
 
 _PICTURES = """
@@ -189,4 +192,5 @@ _NARROW = """
 }
 """
 
-STYLE = _COLOURS + _PAGE + _TABLES + _FIGURES + _PICTURES + _NARROW
+STYLE = _COLOURS + _PAGE + _TABLES + _FIGURES + _CHARTS + _PICTURES + _NARROW
+CHART_STYLE = _COLOURS + _CHARTS  # what a chart needs where it stands alone

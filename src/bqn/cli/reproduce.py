@@ -1,0 +1,254 @@
+"""`bqn reproduce`: the paper's tables and figures again, by the recipes of `bqn.reproduction`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from bqn.cli._console import err, note, show, show_json
+from bqn.cli._errors import InterruptedRunError, UsageError, settings_are_usage
+from bqn.cli._options import AsJson, DataDir, Device, Quiet, choose_device
+from bqn.cli._tables import new_table
+from bqn.cli._training import stop_on_interrupt
+from bqn.comparison import Task
+from bqn.reproduction import TARGETS, Cell, plan, run
+from bqn.reproduction.boston import boston_folder, plan_boston, run_boston
+from bqn.reproduction.page import write_pages
+from bqn.reproduction.recipes import RECIPES
+from bqn.reproduction.running import sort_out
+from bqn.reproduction.summary import in_words, planned, summarize
+from bqn.training import EpochRecord
+
+EXAMPLES = """Examples:
+  bqn reproduce table1 --model cnn --data kmnist --recipe best --seeds 1
+  bqn reproduce figure-gap --recipe paper --dry-run
+  bqn reproduce page"""
+
+_PAGE = "page"
+_GOES_ON = "what was finished is recorded; the same command goes on from there"
+
+
+def reproduce(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help=f"What to make: {', '.join(TARGETS)} or page.", show_default=False)
+    ],
+    recipe: Annotated[
+        str, typer.Option("--recipe", metavar="|".join(RECIPES), help="How networks are trained.")
+    ] = "best",
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds",
+            metavar="N",
+            min=1,
+            help="Runs of each setting, from seed 0 on; splits for table4.",
+            show_default="10; 5 on cifar10; 3 for figures, levels, ablations; 20 splits",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="A,B,…", help="Only these architectures.", show_default="mlp,cnn,vgg"),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="A,B,…", help="Only these data sets.", show_default="all of the paper"),
+    ] = None,
+    idea: Annotated[
+        str | None, typer.Option("--idea", metavar="A,B,…", help="For ablations: only these.", show_default="all")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the records.")] = Path(
+        "results"
+    ),
+    work: Annotated[
+        Path, typer.Option("--work", metavar="FOLDER", help="Where runs are kept, so that they can be continued.")
+    ] = Path("runs/reproduce"),
+    docs: Annotated[Path, typer.Option("--docs", metavar="FOLDER", help="For page: where it is written.")] = Path(
+        "docs"
+    ),
+    together: Annotated[
+        int | None,
+        typer.Option(
+            "--together", metavar="N", min=1, help="Runs that train side by side.", show_default="10; 5 on cifar10"
+        ),
+    ] = None,
+    redo: Annotated[
+        bool, typer.Option("--redo", metavar="", help="Replace records that were made with other settings.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar="", help="List the runs and which are recorded; train nothing.")
+    ] = False,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a table or figure of the paper again: plan its runs, train and judge them, and record each.
+
+    A run that is recorded in FOLDER is not made again, and one that was stopped goes on where it was. Tables 1 to 3
+    are three views of the same runs. The target page writes docs/results.md, docs/ablations.md and their figures from
+    the records alone.
+    """
+    choose_device(device)
+    if target == _PAGE:
+        written = write_pages(out, docs)
+        _tell_files(written, as_json)
+        return
+    if target not in TARGETS:
+        raise UsageError(f"TARGET must be one of {', '.join(TARGETS)} or page, got {target!r}")
+    if target == "table4":
+        if model or data or idea:
+            raise UsageError("--model, --data and --idea are not for table4, which is about Boston")
+        _table4(recipe, seeds, out, data_dir, dry_run, as_json, quiet)
+        return
+    if idea and target != "ablations":
+        raise UsageError("--idea is for ablations")
+    with settings_are_usage():
+        cells = plan(target, recipe, seeds, models=_names(model), data=_names(data), ideas=_names(idea))
+    found, missing = sort_out(cells, out, device, redo or dry_run)
+    if dry_run:
+        _tell_plan(planned(cells, found), len(found), len(missing), as_json)
+        return
+    if found and missing and not quiet:
+        note(f"{len(found)} of {len(cells)} runs are recorded already")
+    with settings_are_usage(), stop_on_interrupt() as stop, _progress(missing, device, quiet) as shown:
+        try:
+            run(
+                cells,
+                out=out,
+                work=work,
+                device=device,
+                together=together,
+                root=data_dir,
+                redo=redo,
+                report=shown.epoch,
+                done=shown.run,
+                tick=stop,
+            )
+        except KeyboardInterrupt:
+            raise InterruptedRunError(_GOES_ON) from None
+    rows = summarize(target, cells, out)
+    if as_json:
+        show_json({"target": target, "recipe": recipe, "out": str(out), "rows": rows})
+        return
+    table = new_table("network", "recipe", "seeds", "NLL, 1e-3", "error %", "paper's NLL", "error %")
+    for row in rows:
+        table.add_row(*in_words(row))
+    show(table, f"records are in {out}; next: bqn reproduce page")
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _table4(
+    recipe: str, splits: int | None, out: Path, data_dir: Path | None, dry_run: bool, as_json: bool, quiet: bool
+) -> None:
+    with settings_are_usage():
+        wanted = plan_boston(recipe, splits, root=data_dir)
+    folder = boston_folder(out, recipe)
+    known = {method: set(record.replicates) for method, record in folder.read_all(wanted).items()}
+    missing = [task for task in wanted.tasks if task.replicate not in known.get(task.method, ())]
+    if dry_run:
+        rows = [
+            {
+                "run": f"boston/{method}",
+                "planned": wanted.replicates,
+                "recorded": len(known.get(method, set()) & set(range(wanted.replicates))),
+            }
+            for method in wanted.methods
+        ]
+        _tell_plan(rows, len(wanted.tasks) - len(missing), len(missing), as_json)
+        return
+    finished = len(wanted.tasks) - len(missing)
+
+    def tell(task: Task, seconds: float) -> None:
+        nonlocal finished
+        finished += 1
+        if not quiet:
+            note(f"{finished}/{len(wanted.tasks)} {task.method}, split {task.replicate}: trained in {seconds:.1f} s")
+
+    try:
+        run_boston(recipe, splits, out=out, root=data_dir, jobs=os.cpu_count() or 1, report=tell)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(_GOES_ON) from None
+    if as_json:
+        show_json({"target": "table4", "recipe": recipe, "out": str(folder.path), "methods": list(wanted.methods)})
+    else:
+        show(f"records are in {folder.path}; next: bqn reproduce page")
+
+
+def _tell_plan(rows: Sequence[dict[str, Any]], found: int, missing: int, as_json: bool) -> None:
+    if as_json:
+        show_json({"recorded": found, "missing": missing, "runs": list(rows)})
+        return
+    table = new_table("run", "planned", "recorded")
+    for row in rows:
+        table.add_row(row["run"], str(row["planned"]), str(row["recorded"]))
+    show(table, f"{found} runs are recorded, {missing} are not")
+
+
+def _tell_files(written: Sequence[Path], as_json: bool) -> None:
+    if as_json:
+        show_json({"written": [str(path) for path in written]})
+    else:
+        show("written: " + ", ".join(map(str, written)))
+
+
+class _Shown(NamedTuple):
+    epoch: Callable[[Cell, EpochRecord], None]
+    run: Callable[[Cell, dict[str, Any]], None]
+
+
+@contextmanager
+def _progress(missing: Sequence[Cell], device: str, quiet: bool) -> Iterator[_Shown]:
+    """A bar over all epochs on a terminal; elsewhere a line now and then, and one a finished run; nothing if quiet."""
+    epochs = sum(cell.config(device).epochs for cell in missing)
+    finished = 0
+
+    def end(cell: Cell, document: dict[str, Any]) -> None:
+        nonlocal finished
+        finished += 1
+        note(f"{finished}/{len(missing)} {cell.name}: {_outcome(document)}")
+
+    def line(cell: Cell, record: EpochRecord) -> None:
+        whole = cell.config(device).epochs
+        if record.epoch % max(whole // 10, 1) == 0:
+            note(f"{cell.name}: {_words(record)}")
+
+    if quiet:
+        yield _Shown(lambda cell, record: None, lambda cell, document: None)
+        return
+    if not err.is_terminal:
+        yield _Shown(line, end)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=err, transient=True) as bar:
+        task = bar.add_task("training", total=epochs)
+
+        def move(cell: Cell, record: EpochRecord) -> None:
+            score = "" if record.validation_nll is None else f", NLL {record.validation_nll:.4f}"
+            bar.update(task, advance=1, description=f"{cell.architecture} {cell.data}{score}")
+
+        yield _Shown(move, end)
+
+
+def _words(record: EpochRecord) -> str:
+    if record.validation_nll is None or record.validation_error is None:
+        return f"epoch {record.epoch}"
+    return f"epoch {record.epoch}, validation NLL {record.validation_nll:.4f}, error {record.validation_error:.2%}"
+
+
+def _outcome(document: dict[str, Any]) -> str:
+    if "failed" in document:
+        return f"failed, {document['failed']}"
+    part = "test" if "test" in document else "validation"
+    scores = ", ".join(
+        f"{mode} {entry['nll']:.4f} / {entry['error']:.2%}" for mode, entry in document.get(part, {}).items()
+    )
+    return f"{part} NLL / error {scores}" if scores else "recorded"
