@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-gpu lint clean
 
 # Train a small network on the digits that ship with scikit-learn and print its three evaluations.
 demo: $(VENV)/.demo
@@ -12,6 +12,11 @@ demo: $(VENV)/.demo
 # Style, types, then all tests. The tests of the report need the browser chromium.
 test: lint
 	$(BIN)/python -m pytest -n auto
+
+# The tests that concern the GPU, on it; GPU_PYTHON names an interpreter with another torch than the pinned one.
+GPU_PYTHON ?= $(BIN)/python
+test-gpu:
+	$(GPU_PYTHON) tests/gpu.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

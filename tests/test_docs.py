@@ -74,3 +74,18 @@ def test_table_of_the_rivals_is_that_of_the_records() -> None:
     ).stdout
     assert printed.count("\n") > 20
     assert printed in (ROOT / "docs/baselines.md").read_text()
+
+
+def test_pages_of_results_are_those_of_the_records() -> None:
+    """After new records: bqn reproduce page."""
+    from bqn.reproduction.page import pages
+
+    made = pages(ROOT / "results")
+    for name, text in made.items():
+        assert (ROOT / "docs" / name).read_text() == text, name
+    drawn = {f"figures/{path.name}" for path in (ROOT / "docs/figures").glob("results-*.svg")}
+    assert drawn == {name for name in made if name.startswith("figures/")}
+
+
+def test_tables_of_the_speed_page_are_those_of_the_records() -> None:
+    subprocess.run([sys.executable, str(ROOT / "benchmarks/speed_tables.py"), "--check"], check=True)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
         nn,
         objective,
         predictions,
+        reproduction,
         training,
+        zoo,
     )
     from bqn.beliefs import Belief, Categorical, Gaussian
     from bqn.deploy import load_packed, pack
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from bqn.levels import BINARY, QUATERNARY, TERNARY
     from bqn.network import Network, QuantizedNetwork
     from bqn.nn import recalibrate
+    from bqn.zoo import load_pretrained, pretrained
 
 __all__ = [
     "BINARY",
@@ -49,14 +52,18 @@ __all__ = [
     "evaluation",
     "exact",
     "load_packed",
+    "load_pretrained",
     "metrics",
     "models",
     "nn",
     "objective",
     "pack",
     "predictions",
+    "pretrained",
     "recalibrate",
+    "reproduction",
     "training",
+    "zoo",
 ]
 
 # Where each name lives; all other names are modules.
@@ -67,6 +74,7 @@ _HOMES = {
     **dict.fromkeys(("Network", "QuantizedNetwork"), "network"),
     **dict.fromkeys(("load_packed", "pack"), "deploy"),
     **dict.fromkeys(("BQNClassifier", "BQNRegressor"), "estimators"),
+    **dict.fromkeys(("load_pretrained", "pretrained"), "zoo"),
     "recalibrate": "nn",
 }
 

@@ -1,0 +1,235 @@
+"""How near is the pair of products of one layer to two products of the library, which are its floor?
+
+    python benchmarks/pair_of_products.py [--tune] [--out results/benchmarks/pair_of_products.json]
+
+In bfloat16 on a CUDA device, as CUDA graphs and over buffers in turn, so that neither launches nor cache are measured:
+
+- 4096³ and the linear layers of the MLP, CNN and VGG at batch 100, 512 and 4096;
+- the convolutions of the CNN and VGG, channels last, at batch 100 and 512, with the centre that batch norm asks for. It
+  is a third product, which the floor does not have; "uncentred" is without.
+
+The floor is two products of the library, six for forward and backward. Beside it `half.moments` in four forms: plain
+torch passes around products of the library; the same with Triton for all that is done element by element
+(`half_kernels`); products in Triton too (`pair_kernels`, matrix products only); with `--compiled`, on few shapes only,
+by torch.compile. Shares are floor over time; the aim is 70 %. Errors are relative to float64. `--tune` times all tiles
+of `pair_kernels` on two shapes instead. `--device cpu` tries the program out on small shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bqn.propagate import half
+from bqn.propagate.clt import Geometry
+from timing import Work, each_ms, hardware, write
+
+LINEAR = {"MLP": ((784, 512), (512, 256), (256, 10)), "CNN": ((3136, 1024), (1024, 10)), "VGG": ((8192, 1024),)}
+SAME3, SAME5 = Geometry((1, 1), (1, 1), (1, 1), 1), Geometry((1, 1), (2, 2), (1, 1), 1)
+CONVOLUTIONS = {  # inputs, outputs, kernel, image side
+    "VGG": ((128, 128, 3, 32), (128, 256, 3, 16), (256, 256, 3, 16), (256, 512, 3, 8), (512, 512, 3, 8)),
+    "CNN": ((64, 64, 5, 14),),
+}
+FEW = ("4096³", "8192 → 1024, batch 100", "128 → 128 at 32², batch 100", "512 → 512 at 8², batch 100")
+CACHE = 120e6  # bytes: more than twice what a Hopper GPU keeps
+
+
+def operands(x_shape: tuple[int, ...], w_shape: tuple[int, ...], device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs in half precision, weights in float32, their centre."""
+    layout = torch.contiguous_format if len(x_shape) == 2 else torch.channels_last
+    x = (torch.rand(x_shape, device=device) * 2 - 1).to(torch.bfloat16).to(memory_format=layout)
+    weight = torch.tanh(torch.randn(w_shape, device=device))
+    return x, weight, 0.2 * torch.randn(w_shape[1:], device=device)
+
+
+def copies(x_shape: tuple[int, ...], w_shape: tuple[int, ...], device: str) -> int:
+    if device == "cpu":
+        return 1
+    return min(32, max(1, math.ceil(CACHE / (2 * math.prod(x_shape) + 4 * math.prod(w_shape)))))
+
+
+def library(x: Tensor, weight: Tensor, geometry: Geometry | None, backward: bool) -> Work:
+    """Two products, or six, by the library."""
+    layout = torch.contiguous_format if geometry is None else torch.channels_last
+    low = weight.to(torch.bfloat16).to(memory_format=layout)
+    x, low = half._operand(x), half._operand(low)  # not every CPU multiplies in half precision
+    grad = torch.randn_like(half.product(x, low, geometry))
+
+    def work() -> None:
+        for _ in range(2):
+            half.product(x, low, geometry)
+            if not backward:
+                continue
+            if geometry is None:
+                grad @ low
+                grad.mT @ x
+            else:
+                torch.ops.aten.convolution_backward(
+                    grad, x, low, None, geometry.stride, geometry.padding, (1, 1), False, (0, 0), 1,
+                    (True, True, False),
+                )  # fmt: skip
+
+    return work
+
+
+FORMS = {"passes": (False, False), "kernels": (True, False), "pair": (True, True), "compiled": (False, False)}
+
+
+@contextmanager
+def form(name: str) -> Iterator[None]:
+    before = half.KERNELS, half.PAIR_KERNELS
+    half.KERNELS, half.PAIR_KERNELS = FORMS[name]
+    try:
+        with half.lowered():
+            yield
+    finally:
+        half.KERNELS, half.PAIR_KERNELS = before
+
+
+def layer(
+    x: Tensor, weight: Tensor, centre: Tensor | None, geometry: Geometry | None, backward: bool, name: str
+) -> Work:
+    inputs = [x, weight] + ([] if centre is None else [centre])
+    inputs = [tensor.detach().requires_grad_(backward) for tensor in inputs]
+    known = inputs[2] if centre is not None else None
+
+    def plain(x: Tensor, weight: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
+        return half.moments(x, weight, known, 1.0, 1.0, geometry)
+
+    moments = torch.compile(plain, dynamic=False) if name == "compiled" else plain
+    with form(name):
+        grads = [torch.randn_like(tensor) for tensor in moments(inputs[0], inputs[1], known)]
+
+    def work() -> None:
+        with form(name), torch.set_grad_enabled(backward):
+            both = moments(inputs[0], inputs[1], known)
+            if backward:
+                torch.autograd.grad(both, inputs, grads)
+
+    return work
+
+
+def errors(x: Tensor, weight: Tensor, centre: Tensor, name: str) -> tuple[float, float]:
+    """Of mean and variance, relative to float64."""
+    with form(name), torch.no_grad():
+        got = half.moments(x, weight, centre, 1.0, 1.0, None)
+    wide, means = x.double(), weight.double()
+    squares = (wide - centre.double()).square()
+    doubt = (1 - wide.square()).sum(-1, keepdim=True)
+    truth = (F.linear(wide, means), F.linear(squares, 1 - means.square()) + doubt)
+    first, second = (
+        float((ours.double() - wanted).norm() / wanted.norm()) for ours, wanted in zip(got, truth, strict=True)
+    )
+    return first, second
+
+
+Case = tuple[str, tuple[int, ...], tuple[int, ...], Geometry | None]
+
+
+def measure(case: Case, device: str, compiled: bool) -> list[dict[str, Any]]:
+    name, x_shape, w_shape, geometry = case
+    cuda = device != "cpu"
+    sets = [operands(x_shape, w_shape, device) for _ in range(1 if compiled else copies(x_shape, w_shape, device))]
+    forms = ["passes", "kernels"] if geometry is not None else ["passes", "kernels", "pair"]
+    forms += ["compiled"] if compiled else []
+    rows = []
+    for backward in (False, True):
+        works = {"floor": [library(x, weight, geometry, backward) for x, weight, _ in sets]}
+        if geometry is not None:
+            works["uncentred"] = [layer(x, weight, None, geometry, backward, "kernels") for x, weight, _ in sets]
+        for kind in forms:
+            works[kind] = [layer(*tensors, geometry, backward, kind) for tensors in sets]
+        times = {kind: each_ms(work, cuda, 0.01) for kind, work in works.items()}
+        row: dict[str, Any] = {"what": name, "pass": "forward and backward" if backward else "forward", "ms": times}
+        row["share"] = {kind: times["floor"] / value for kind, value in times.items() if kind != "floor"}
+        if geometry is None and not backward and cuda:
+            row["error"] = {kind: errors(*sets[0], kind) for kind in ("passes", "kernels", "pair")}
+        rows.append(row)
+        cells = "".join(f" {kind} {value:.4f} ({times['floor'] / value:3.0%})" for kind, value in times.items())
+        print(f"{name:35s}{'f+b' if backward else 'f':4s}{cells}", flush=True)
+    return rows
+
+
+def cases(device: str) -> list[Case]:
+    if device == "cpu":
+        return [
+            ("linear 8 × 40 × 24", (8, 40), (24, 40), None),
+            ("conv 3×3 16 → 16 at 6², 2", (2, 16, 6, 6), (16, 16, 3, 3), SAME3),
+        ]
+    found: list[Case] = [("4096³", (4096, 4096), (4096, 4096), None)]
+    for batch in (100, 512, 4096):
+        for model, shapes in LINEAR.items():
+            for inputs, units in shapes:
+                found.append((f"{model} {inputs} → {units}, batch {batch}", (batch, inputs), (units, inputs), None))
+    for batch in (100, 512):
+        for model, sizes in CONVOLUTIONS.items():
+            for inputs, units, kernel, side in sizes:
+                name = f"{model} {kernel}×{kernel} {inputs} → {units} at {side}², batch {batch}"
+                shape = (batch, inputs, side, side)
+                found.append((name, shape, (units, inputs, kernel, kernel), SAME3 if kernel == 3 else SAME5))
+    return found
+
+
+def tune() -> list[dict[str, Any]]:
+    """All tiles for the three kernels, on a large and on a small batch."""
+    from triton.runtime.errors import OutOfResources
+
+    from bqn.propagate import pair_kernels as kernels
+
+    rows = []
+    for batch, units, inputs in ((4096, 4096, 4096), (100, 1024, 8192)):
+        x, weight, centre = operands((batch, inputs), (units, inputs), "cuda")
+        grads = [torch.randn(batch, units, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        for tiles in kernels.CHOICES:
+            plan = kernels.Plan(tiles, tiles, tiles, rounded=batch > 256)
+            works: dict[str, Work] = {
+                "forward": partial(kernels.forward, x, weight, centre, 1.0, 1.0, plan),
+                "by_input": partial(kernels.by_input, *grads, x, weight, centre, 1.0, True, plan),
+                "by_weight": partial(kernels.by_weight, *grads, x, weight, centre, plan),
+            }
+            times: dict[str, float | None] = {}
+            for name, work in works.items():
+                try:
+                    times[name] = each_ms([work], True)
+                except OutOfResources:
+                    times[name] = None
+            rows.append({"what": f"{batch} × {inputs} × {units}", "tiles": tiles._asdict(), "ms": times})
+            cells = "".join(f"  {name} {'none' if t is None else f'{t:.4f}'}" for name, t in times.items())
+            print(f"{batch:5d} × {inputs} × {units}  {tuple(tiles)!s:24s}{cells}", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--part", choices=("all", "linear", "conv"), default="all")
+    parser.add_argument("--compiled", action="store_true", help="few shapes, and torch.compile beside the others")
+    parser.add_argument("--tune", action="store_true", help="time all tiles of the kernels instead")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("pair_of_products: this benchmark needs a CUDA device; --device cpu tries it out")
+    torch.manual_seed(0)
+    print(hardware())
+    if args.tune:
+        write(args.out, tune(), unit="ms")
+        return
+    rows: list[dict[str, Any]] = []
+    for case in cases(args.device):
+        wanted = args.part == "all" or (args.part == "linear") == (case[3] is None)
+        if wanted and (not args.compiled or any(part in case[0] for part in FEW)):
+            rows += measure(case, args.device, args.compiled)
+            write(args.out, rows, unit="ms", aim=0.7)
+
+
+if __name__ == "__main__":
+    main()

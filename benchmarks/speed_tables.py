@@ -1,0 +1,92 @@
+"""The tables of docs/speed.md, from the records.
+
+    python benchmarks/speed_tables.py [--check]
+
+Writes what stands between `<!-- name -->` and `<!-- end -->` in the page anew. With `--check` it writes nothing, and
+fails if something would change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/speed.md"
+Rows = list[dict[str, Any]]
+
+
+def pair(rows: Rows) -> str:
+    forms = {"passes": "plain passes", "kernels": "fused passes", "pair": "fused products", "uncentred": "uncentred"}
+    lines = [f"| layer | pass | floor, ms | {' | '.join(forms.values())} |", "|---|---|---|" + "---|" * len(forms)]
+    for row in rows:
+        cells = [f"{row['share'][form]:.0%}".replace("%", " %") if form in row["share"] else "" for form in forms]
+        lines.append(f"| {row['what']} | {row['pass']} | {row['ms']['floor']:.4f} | {' | '.join(cells)} |")
+    errors = [part for row in rows for pairs in row.get("error", {}).values() for part in pairs]
+    if errors:
+        lines += ["", f"Relative error of means and variances against float64: at most {max(errors):.2%}."]
+    return "\n".join(lines)
+
+
+def memory(rows: Rows) -> str:
+    kinds = [kind for kind in ("kept", "peak") if kind in rows[0]["ratio"]]
+    heads = "".join(f" {kind}: plain, MB | ours, MB | ratio |" for kind in kinds)
+    lines = [f"| network | batch | precision |{heads}", "|---|---|---|" + "---|---|---|" * len(kinds)]
+    for row in rows:
+        cells = "".join(
+            f" {row['plain'][kind] / 1e6:.1f} | {row['ours'][kind] / 1e6:.1f} | {row['ratio'][kind]:.2f} |"
+            for kind in kinds
+        )
+        lines.append(f"| {row['what'].upper()} | {row['batch']} | {row['precision']} |{cells}")
+    return "\n".join(lines)
+
+
+def cost(rows: Rows) -> str:
+    lines = []
+    for axis in dict.fromkeys(row["axis"] for row in rows):
+        mine = [row for row in rows if row["axis"] == axis]
+        first, last = mine[0], mine[-1]
+        lines.append(
+            f"![step by {axis}](figures/cost-{axis}.svg)\n\n{axis} {first['value']} to {last['value']}: "
+            f"{first['ours']:.2f} to {last['ours']:.2f} ms, floor {first['floor']:.2f} to {last['floor']:.2f} ms.\n"
+        )
+    return "\n".join(lines).rstrip()
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {"pair_of_products": pair, "memory": memory, "cost": cost}
+
+
+def filled(page: str) -> str:
+    """The page with all its tables as the records have them."""
+    for name, table in TABLES.items():
+        record = ROOT / f"results/benchmarks/{name}.json"
+        body = "No record yet."
+        if record.exists():
+            found = json.loads(record.read_text())
+            body = f"{table(found['rows'])}\n\n({found['hardware']}, {found['date']}.)"
+        page, count = re.subn(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda match, body=body: f"{match[1]}\n{body}\n\n{match[2]}",
+            page, flags=re.DOTALL,
+        )  # fmt: skip
+        if count != 1:
+            raise SystemExit(f"speed_tables: {PAGE} must have one place for the table {name}, found {count}")
+    return page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    page = PAGE.read_text()
+    if not args.check:
+        PAGE.write_text(filled(page))
+    elif filled(page) != page:
+        raise SystemExit("speed_tables: docs/speed.md is not what the records say; run benchmarks/speed_tables.py")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Timing that benchmarks share: device time without launches, wall time on a CPU, and the record that they write."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Work = Callable[[], Any]
+
+
+def hardware() -> str:
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def recorded(work: Work) -> Work:
+    """`work` as a CUDA graph: its launches cost nothing."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def median_ms(work: Work, cuda: bool, seconds: float = 0.03, repeats: int = 5) -> float:
+    """Milliseconds of one `work`: the median of `repeats` stretches of about `seconds`, after one to warm up."""
+    count = max(1, int(seconds / max(_stretch(work, 1, cuda), 1e-6)))
+    _stretch(work, count, cuda)
+    times = sorted(_stretch(work, count, cuda) / count for _ in range(repeats))
+    return times[len(times) // 2] * 1e3
+
+
+def _stretch(work: Work, count: int, cuda: bool) -> float:
+    if not cuda:
+        began = time.perf_counter()
+        for _ in range(count):
+            work()
+        return time.perf_counter() - began
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(count):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def each_ms(works: Sequence[Work], cuda: bool, seconds: float = 0.03) -> float:
+    """Milliseconds of one of several equal works on different buffers, taken in turns so that no cache holds them."""
+
+    def all_of_them() -> None:
+        for work in works:
+            work()
+
+    return median_ms(recorded(all_of_them) if cuda else all_of_them, cuda, seconds) / len(works)
+
+
+def write(path: Path | None, rows: list[dict[str, Any]], **facts: Any) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = {"hardware": hardware(), "date": str(datetime.date.today()), **facts, "rows": rows}
+        path.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,0 +1,114 @@
+"""Which runs a table or figure needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bqn.data import available
+from bqn.reproduction import paper, recipes
+from bqn.reproduction.cells import Cell
+from bqn.training import ConfigError
+
+# What each target shows, in a line. Tables 1 to 3 are three views of the same runs.
+TARGETS: Mapping[str, str] = {
+    "table1": "classification, analytic prediction",
+    "table2": "classification, the most probable network",
+    "table3": "classification, five sampled networks",
+    "table4": "regression on Boston, beside other methods",
+    "figure-power": "NLL and error against λ",
+    "figure-gap": "analytic prediction against sampled networks, by λ",
+    "levels": "2, 3, 4 and 8 levels: quality against bits and time",
+    "ablations": "one idea changed at a time, judged on validation examples",
+}
+TABLES = ("table1", "table2", "table3")
+FIGURES = ("figure-power", "figure-gap")
+
+# Ten seeds as in the paper, five for CIFAR-10; fewer where many settings are compared.
+SEEDS, SEEDS_CIFAR, SEEDS_OF_MANY = 10, 5, 3
+
+
+def plan(
+    target: str,
+    recipe: str = "best",
+    seeds: int | None = None,
+    *,
+    models: Sequence[str] | None = None,
+    data: Sequence[str] | None = None,
+    ideas: Sequence[str] | None = None,
+) -> list[Cell]:
+    """The runs of a target.
+
+    Parameters
+    ----------
+    target : one of `TARGETS`, but for "table4", which `bqn.comparison` carries out
+    recipe : "paper" or "best"
+        For "ablations": only ideas that change this recipe.
+    seeds : int or None
+        How many, from 0 on; by default 10 for tables, 5 on CIFAR-10, and 3 where many settings are compared.
+    models, data : names or None
+        Only these. Data sets that are not the paper's are allowed if they are named.
+    ideas : names or None
+        For "ablations": only these.
+    """
+    if target not in TARGETS or target == "table4":
+        known = ", ".join(name for name in TARGETS if name != "table4")
+        raise ConfigError(f"target must be one of {known}, got {target!r}")
+    if seeds is not None and seeds < 1:
+        raise ConfigError(f"seeds must be at least 1, got {seeds}")
+    if recipe not in recipes.RECIPES:
+        raise ConfigError(f"recipe must be one of {', '.join(recipes.RECIPES)}, got {recipe!r}")
+    cells: list[Cell] = []
+    for architecture, name in networks(models, data):
+        variants = _variants(target, recipe, architecture, name, ideas)
+        few = SEEDS_CIFAR if name == "cifar10" else SEEDS
+        count = seeds or (few if target in TABLES else SEEDS_OF_MANY)
+        cells += [Cell(architecture, name, recipe, variant, seed) for variant in variants for seed in range(count)]
+    if not cells:
+        raise ConfigError(f"{target} has no runs for these models, data and ideas")
+    return cells
+
+
+def networks(models: Sequence[str] | None, data: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Architectures and data sets: those of the paper, restricted to the named ones; or exactly those named."""
+    known = [name for name in recipes.PAPER if isinstance(name, str)]
+    for model in models or ():
+        if model not in known:
+            raise ConfigError(f"model must be one of {', '.join(known)}, got {model!r}")
+    classified = [info.name for info in available() if info.task == "classification"]
+    for name in data or ():
+        if name not in classified:
+            raise ConfigError(f"data must be one of {', '.join(classified)}, got {name!r}")
+    ours = [
+        (architecture, name)
+        for architecture, name in paper.NETWORKS
+        if (models is None or architecture in models) and (data is None or name in data)
+    ]
+    others = [name for name in data or () if name not in {each for _, each in paper.NETWORKS}]
+    return ours + [(model, name) for model in models or ("mlp",) for name in others]
+
+
+def _variants(target: str, recipe: str, architecture: str, data: str, ideas: Sequence[str] | None) -> list[str]:
+    if target in FIGURES:
+        own = recipes.settings(recipe, architecture, data).get("lam")
+        lams = paper.swept(target).get((architecture, data), [])
+        return ["" if lam == own else recipes.lam_variant(lam) for lam in lams]
+    if target == "levels":
+        return ["", *(recipes.levels_variant(count) for count in recipes.LEVELS if count != 2)]
+    if target == "ablations":
+        return _ablations(recipe, architecture, data, ideas)
+    return [""]
+
+
+def _ablations(recipe: str, architecture: str, data: str, ideas: Sequence[str] | None) -> list[str]:
+    """Each idea that changes the recipe, and what it is compared with."""
+    for name in ideas or ():
+        if name not in recipes.IDEAS:
+            raise ConfigError(f"idea must be one of {', '.join(recipes.IDEAS)}, got {name!r}")
+    chosen = [
+        name
+        for name, idea in recipes.IDEAS.items()
+        if idea.recipe == recipe
+        and (ideas is None or name in ideas)
+        and ((architecture, data) in idea.networks or (architecture, data) not in paper.NETWORKS)
+    ]
+    return list(dict.fromkeys([*(recipes.IDEAS[name].against for name in chosen), *chosen]))

@@ -1,0 +1,132 @@
+"""Records of runs: small JSON files, one a run, written whole, read with suspicion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from bqn.reproduction.cells import Cell
+from bqn.training import TrainConfig
+from bqn.training.files import parse_object, read_text, remove_leftovers, to_json, write_atomic
+
+MODES = ("analytic", "mc", "map", "mc_recalibrated", "map_recalibrated")
+FIGURES = ("nll", "error", "ece")
+_LINE = 120
+# They make no difference to what is measured, or none beyond rounding.
+NOT_COMPARED = (
+    "device",
+    "threads",
+    "checkpoint_every",
+    "checkpoint_activations",
+    "compile",
+    "mixed_precision",
+)
+_DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}  # of settings that are newer than a record
+
+
+class RecordError(ValueError):
+    """A record that cannot be used: damaged, of another run, or made with other settings."""
+
+
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """Put a record down, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path)
+    write_atomic(path, f"{_laid_out(document)}\n".encode())
+
+
+def _laid_out(value: object, depth: int = 0) -> str:
+    """JSON that reads well and stays short: objects a line an entry unless they fit on one, lists on one line."""
+    flat = to_json(value)
+    if not isinstance(value, Mapping) or len(flat) < _LINE:
+        return flat
+    pad = " " * (depth + 1)
+    entries = [f"{pad}{to_json(key)}: {_laid_out(entry, depth + 1)}" for key, entry in value.items()]
+    return "{\n" + ",\n".join(entries) + "\n" + " " * depth + "}"
+
+
+def read(cell: Cell, out: str | Path) -> dict[str, Any] | None:
+    """The record of a cell; None if there is none."""
+    path = cell.path(out)
+    if not path.exists():
+        return None
+    try:
+        document = parse_object(read_text(path), str(path))
+    except ValueError as error:
+        raise RecordError(str(error)) from None
+    _check(document, cell, path)
+    return document
+
+
+def read_all(cells: Sequence[Cell], out: str | Path) -> dict[Cell, dict[str, Any]]:
+    """The records that are there."""
+    return {cell: document for cell in cells if (document := read(cell, out)) is not None}
+
+
+def seeds(architecture: str, data: str, folder: str, out: str | Path) -> list[dict[str, Any]]:
+    """All records of a recipe, or of a variant of it, in the order of their seeds."""
+    recipe, _, variant = folder.partition("-")
+    found = sorted(
+        int(number)
+        for path in (Path(out) / f"{architecture}-{data}" / folder).glob("seed-*.json")
+        if (number := path.stem.removeprefix("seed-")).isdecimal()
+    )
+    cells = [Cell(architecture, data, recipe, variant, seed) for seed in found]
+    return list(read_all(cells, out).values())
+
+
+def difference(document: Mapping[str, Any], config: TrainConfig) -> str | None:
+    """In which setting a record differs from `config`, in words; None where it does not."""
+    wanted = parse_object(config.to_json(), "config")
+    recorded = document["config"]
+    for name in sorted((wanted.keys() | recorded.keys()).difference(NOT_COMPARED)):
+        was, now = recorded.get(name, _DEFAULTS.get(name)), wanted.get(name)
+        if was != now:
+            return f"{name} {was!r:.60}, not {now!r:.60}"
+    return None
+
+
+class Statistic(NamedTuple):
+    """Mean and standard deviation (None for one seed) over so many seeds."""
+
+    mean: float
+    std: float | None
+    seeds: int
+
+
+def statistic(values: Sequence[float]) -> Statistic | None:
+    """None for no values."""
+    if not values:
+        return None
+    return Statistic(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+
+def figure(documents: Sequence[Mapping[str, Any]], part: str, mode: str, name: str) -> Statistic | None:
+    """A figure over the seeds that have it; `part` is "test" or "validation"."""
+    return statistic([row[part][mode][name] for row in documents if name in row.get(part, {}).get(mode, {})])
+
+
+def _check(document: Mapping[str, Any], cell: Cell, path: Path) -> None:
+    expected = {"architecture": cell.architecture, "data": cell.data, "recipe": cell.folder, "seed": cell.seed}
+    for name, value in expected.items():
+        if document.get(name) != value:
+            raise RecordError(f"{path}: {name} must be {value!r}, got {document.get(name)!r:.40}")
+    if not isinstance(document.get("config"), dict):
+        raise RecordError(f"{path}: config must be an object")
+    for part in ("test", "validation"):
+        scores = document.get(part, {})
+        if not isinstance(scores, dict) or not all(isinstance(entry, dict) for entry in scores.values()):
+            raise RecordError(f"{path}: {part} must hold one object a mode")
+        for place, value in _numbers(scores, part):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise RecordError(f"{path}: {place} must be a number, got {value!r:.40}")
+
+
+def _numbers(scores: Mapping[str, Mapping[str, Any]], part: str) -> Iterator[tuple[str, Any]]:
+    for mode, entry in scores.items():
+        for name, value in entry.items():
+            yield f"{part}, {mode}, {name}", value

@@ -1,0 +1,69 @@
+"""What a command line says about planned and finished runs: one row a network and recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bqn.reproduction import paper, records
+from bqn.reproduction.cells import Cell
+
+# The mode that a target is about, and the table of the paper that has the same.
+_MODES = {"table2": ("map", "table2"), "table3": ("mc", "table3"), "figure-gap": ("mc", "table3")}
+
+
+# Unit for people and digits.
+_FORMS = {"nll": (1e3, 1), "error": (100.0, 2)}
+
+
+def planned(cells: Sequence[Cell], found: Collection[Cell]) -> list[dict[str, Any]]:
+    """Networks and recipes with the number of runs that are planned and recorded."""
+    return [
+        {"run": name, "planned": len(group), "recorded": sum(cell in found for cell in group)}
+        for name, group in _grouped(cells).items()
+    ]
+
+
+def summarize(target: str, cells: Sequence[Cell], out: str | Path) -> list[dict[str, Any]]:
+    """Means and standard deviations over the seeds among `cells`, beside the paper's; JSON-ready, NLL in nats."""
+    mode, table = _MODES.get(target, ("analytic", "table1"))
+    rows = []
+    for group in _grouped(cells).values():
+        first, documents = group[0], list(records.read_all(group, out).values())
+        part = "test" if first.judged_on_test else "validation"
+        row: dict[str, Any] = {"architecture": first.architecture, "data": first.data, "recipe": first.folder}
+        row |= {"part": part, "mode": mode, "seeds": len(documents)}
+        for name, (factor, _) in _FORMS.items():
+            found = records.figure(documents, part, mode, name)
+            said = paper.printed(table, first.architecture, first.data, "bqn", name)
+            row[name] = None if found is None else {"mean": found.mean, "std": found.std}
+            row[f"paper_{name}"] = (
+                None if said is None else {"mean": said.mean / factor, "std": _scaled(said.std, factor)}
+            )
+        rows.append(row)
+    return rows
+
+
+def in_words(row: Mapping[str, Any]) -> list[str]:
+    """A row for people: network, recipe, seeds, then NLL in 1e-3 and error in percent, ours and the paper's."""
+    figures = [_figure(row[f"{whose}{name}"], *form) for whose in ("", "paper_") for name, form in _FORMS.items()]
+    return [f"{row['architecture']} {row['data']}", row["recipe"], str(row["seeds"]), *figures]
+
+
+def _figure(found: Mapping[str, float | None] | None, factor: float, digits: int) -> str:
+    if found is None or found["mean"] is None:
+        return "–"
+    spread = "" if found["std"] is None else f" ± {factor * found['std']:.{digits}f}"
+    return f"{factor * found['mean']:.{digits}f}{spread}"
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value / factor
+
+
+def _grouped(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(f"{cell.architecture}-{cell.data}/{cell.folder}", []).append(cell)
+    return groups

@@ -1,0 +1,260 @@
+"""Records as rows of Markdown tables: the paper's figures, the aims and ours side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bqn.reproduction import paper, records
+from bqn.reproduction.aims import AIMS, MC_RATIO
+from bqn.reproduction.paper import Figure
+from bqn.reproduction.recipes import LEVELS, levels_variant
+from bqn.reproduction.records import Statistic
+
+NAMES = {
+    "mlp": "MLP",
+    "cnn": "CNN",
+    "vgg": "VGG",
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "kmnist": "KMNIST",
+    "cifar10": "CIFAR-10",
+}
+MODES = {
+    "analytic": "analytic",
+    "mc": "MC-5",
+    "mc_recalibrated": "MC-5, recalibrated",
+    "map": "MAP",
+    "map_recalibrated": "MAP, recalibrated",
+}
+NOTHING = "–"
+SHORT = "✗"
+# Unit on the page and digits of each figure.
+_FORMS = {"nll": (1e3, 1), "error": (100.0, 2), "ece": (100.0, 2)}
+
+Documents = Sequence[Mapping[str, Any]]
+Limits = Mapping[str, float | None]
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def title(architecture: str, data: str) -> str:
+    """A network in words."""
+    return f"{NAMES.get(architecture, architecture)} {NAMES.get(data, data)}"
+
+
+def shown(found: Statistic | None, name: str, limit: float | None = None) -> str:
+    """Mean ± standard deviation in the unit of the page, marked where it is worse than `limit`, in the same unit."""
+    if found is None:
+        return NOTHING
+    factor, digits = _FORMS[name]
+    mean = f"{factor * found.mean:.{digits}f}"
+    spread = "" if found.std is None else f" ± {factor * found.std:.{digits}f}"
+    worse = limit is not None and float(mean) > round(limit, digits)
+    return f"{mean}{spread}{f' {SHORT}' if worse else ''}"
+
+
+def ours(documents: Documents, mode: str, limits: Limits | None = None, part: str = "test") -> str:
+    """NLL / error of a mode, and over how many seeds."""
+    nll, error = (records.figure(documents, part, mode, name) for name in ("nll", "error"))
+    if nll is None:
+        failed = sum("failed" in row for row in documents)
+        return f"failed ({failed})" if failed else NOTHING
+    limits = limits or {}
+    return f"{shown(nll, 'nll', limits.get('nll'))} / {shown(error, 'error', limits.get('error'))} ({nll.seeds})"
+
+
+def theirs(table: str, architecture: str, data: str, method: str) -> str:
+    """NLL / error as the paper prints them."""
+    found = [paper.printed(table, architecture, data, method, name) for name in ("nll", "error")]
+    return " / ".join(_printed(*pair) for pair in zip(found, (1, 2), strict=True)) if found[0] else NOTHING
+
+
+def _printed(figure: Figure | None, digits: int) -> str:
+    if figure is None:
+        return NOTHING
+    spread = "" if figure.std is None else f" ± {figure.std:.{digits}f}"
+    return f"{figure.mean:.{digits}f}{spread}"
+
+
+def paper_limits(table: str, architecture: str, data: str) -> dict[str, float]:
+    """The paper's own BQN, which the recipe `paper` is held against."""
+    found = {name: paper.printed(table, architecture, data, "bqn", name) for name in ("nll", "error")}
+    return {name: figure.mean for name, figure in found.items() if figure is not None}
+
+
+def aim_limits(architecture: str, data: str, mode: str) -> dict[str, float]:
+    """The aim, which the recipe `best` is held against."""
+    aim = AIMS.get((architecture, data), {}).get(mode)
+    return {} if aim is None else aim._asdict()
+
+
+def aim(architecture: str, data: str, mode: str) -> str:
+    """The aim in words."""
+    limits = aim_limits(architecture, data, mode)
+    return f"{limits['nll']:g} / {limits['error']:.2f}" if limits else NOTHING
+
+
+def rival(out: Path, method: str, architecture: str, data: str, mode: str) -> str:
+    """Our run of another method, from the records that docs/baselines.md shows; ensembles of five where there are."""
+    name = f"{method}-{architecture}-{data}"
+    path = next((path for ending in ("-five", "") if (path := out / "rivals" / f"{name}{ending}.json").exists()), None)
+    if path is None:
+        return NOTHING
+    record = json.loads(path.read_text(encoding="utf-8"))
+    members = record["config"].get("members")
+    return ours(record["seeds"], mode) + ("" if members is None else f", {members} members")
+
+
+def gaussian(architecture: str, data: str) -> str:
+    """The paper's Gaussian BNN, each figure at its best λ."""
+    nll, error = (paper.gaussian(architecture, data, name) for name in ("nll", "error"))
+    return NOTHING if nll is None or error is None else f"{nll:.1f} / {error:.2f}"
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+
+def table1(out: Path) -> str:
+    """Analytic prediction."""
+    heads = ("", "paper: E-QNN", "paper: BQN", "recipe `paper`", "aim", "recipe `best`", "Gaussian BNN, paper", "ours")
+    rows = []
+    for network in paper.NETWORKS:
+        rows.append([title(*network), theirs("table1", *network, "e-qnn"), theirs("table1", *network, "bqn"),
+                     _recipe(out, "paper", network, "analytic", paper_limits("table1", *network)),
+                     aim(*network, "analytic"),
+                     _recipe(out, "best", network, "analytic", aim_limits(*network, "analytic")),
+                     gaussian(*network), rival(out, "gaussian-bnn", *network, "mc")])  # fmt: skip
+    return markdown(heads, rows)
+
+
+def table2(out: Path) -> str:
+    """The most probable network."""
+    heads = ("", "paper: QNN", "paper: BQN", "recipe `paper`", "aim", "recipe `best`", "recalibrated", "QNN, ours")
+    return markdown(heads, _compressed(out, "table2", "map", "qnn", "qnn"))
+
+
+def table3(out: Path) -> str:
+    """Five sampled networks."""
+    heads = ("", "paper: E-QNN", "paper: BQN", "recipe `paper`", "aim", "recipe `best`", "recalibrated", "E-QNN, ours")
+    return markdown(heads, _compressed(out, "table3", "mc", "e-qnn", "e-qnn"))
+
+
+def _compressed(out: Path, table: str, mode: str, said: str, method: str) -> list[list[str]]:
+    rows = []
+    for network in paper.NETWORKS:
+        limits = aim_limits(*network, mode)
+        # The ensemble of the paper's table 3 has the figures of table 1.
+        printed = theirs("table1" if said == "e-qnn" else table, *network, said)
+        rows.append([title(*network), printed, theirs(table, *network, "bqn"),
+                     _recipe(out, "paper", network, mode, paper_limits(table, *network)),
+                     aim(*network, mode), _recipe(out, "best", network, mode, limits),
+                     _recipe(out, "best", network, f"{mode}_recalibrated", limits),
+                     rival(out, method, *network, "map" if method == "qnn" else "logits")])  # fmt: skip
+    return rows
+
+
+def _recipe(out: Path, recipe: str, network: tuple[str, str], mode: str, limits: Limits) -> str:
+    return ours(records.seeds(*network, recipe, out), mode, limits)
+
+
+def scoreboard(out: Path) -> str:
+    """How many aims the recipe `best` meets, NLL and error of each network counted apart."""
+    rows = []
+    for mode, words in MODES.items():
+        met = missed = 0
+        for network in paper.NETWORKS:
+            documents = records.seeds(*network, "best", out)
+            for name, limit in aim_limits(*network, mode.removesuffix("_recalibrated")).items():
+                found = records.figure(documents, "test", mode, name)
+                if found is not None:
+                    short = shown(found, name, limit).endswith(SHORT)
+                    met, missed = met + (not short), missed + short
+        rows.append([words, str(met), str(missed), str(2 * len(paper.NETWORKS) - met - missed)])
+    return markdown(("", "met", "missed", "not measured"), rows)
+
+
+def ratios(out: Path) -> str:
+    """The NLL of sampled and most probable networks by the analytic one, seed by seed."""
+    modes = tuple(MODES)[1:]
+    heads = ("", "MC-5", "recalibrated", "MAP", "recalibrated", "aim for MC-5")
+    rows = []
+    for network in paper.NETWORKS:
+        limit = MC_RATIO.get(network[0])
+        documents = [row for row in records.seeds(*network, "best", out) if "test" in row]
+        cells = [_ratio(documents, mode, limit if mode.startswith("mc") else None) for mode in modes]
+        rows.append([title(*network), *cells, NOTHING if limit is None else f"{limit:g}"])
+    return markdown(heads, rows)
+
+
+def _ratio(documents: Documents, mode: str, limit: float | None) -> str:
+    found = records.statistic([row["test"][mode]["nll"] / row["test"]["analytic"]["nll"] for row in documents])
+    if found is None:
+        return NOTHING
+    spread = "" if found.std is None else f" ± {found.std:.2f}"
+    worse = limit is not None and round(found.mean, 2) > limit
+    return f"{found.mean:.2f}{spread}{f' {SHORT}' if worse else ''}"
+
+
+def calibration(out: Path) -> str:
+    """ECE of the recipe `best` in every mode, and what is left of the posterior's entropy."""
+    heads = ("", "analytic", "MC-5", "recalibrated", "MAP", "recalibrated", "entropy of the posterior")
+    rows = []
+    for network in paper.NETWORKS:
+        documents = records.seeds(*network, "best", out)
+        cells = [shown(records.figure(documents, "test", mode, "ece"), "ece") for mode in MODES]
+        entropy = records.statistic([row["entropy"] for row in documents if "entropy" in row])
+        rows.append([title(*network), *cells, NOTHING if entropy is None else f"{entropy.mean:.0%}"])
+    return markdown(heads, rows)
+
+
+def settings(out: Path) -> str:
+    """How the networks of both recipes were trained, as their records say."""
+    heads = ("", "recipe", "bound", "epochs", "learning rate", "λ", "start", "shift", "hardware")
+    rows = []
+    for network in paper.NETWORKS:
+        for recipe in ("paper", "best"):
+            documents = records.seeds(*network, recipe, out)
+            if documents:
+                rows.append([title(*network), recipe, *_settings(documents[0])])
+    return markdown(heads, rows) if rows else "No run is recorded yet."
+
+
+def _settings(document: Mapping[str, Any]) -> list[str]:
+    config = document["config"]
+    rate, decay, lam = config["learning_rate"], config["lr_decay"], f"{config['lam']:g}"
+    rates = {"cosine": f"{rate:g}, cosine", "exponential": f"{rate:g} × {decay:g} an epoch", "constant": f"{rate:g}"}
+    lams = {
+        "constant": lam,
+        "warm-up": f"{config['warm_up_lam']:g} for {config['warm_up_epochs']:g} epochs, then {lam}",
+        "decay": f"from {lam} to {config['lam_end']:g}",
+    }
+    shift = f"{config['shift']}{' and flip' if config['flip'] else ''}"
+    return [config["bound"], str(config["epochs"]), rates[config["lr_schedule"]], lams[config["lam_schedule"]],
+            config["init"], shift, document["hardware"]]  # fmt: skip
+
+
+def levels(out: Path) -> str:
+    """Quality against bits and time, for networks that have been trained with more than two levels."""
+    heads = ("", "D", "bits a weight", "analytic", "MC-5", "MAP", "seconds a run")
+    rows = []
+    for network in paper.NETWORKS:
+        found = {
+            count: records.seeds(*network, f"best-{levels_variant(count)}" if count != 2 else "best", out)
+            for count in LEVELS
+        }
+        if not any(documents for count, documents in found.items() if count != 2):
+            continue
+        for count, documents in found.items():
+            seconds = records.statistic([row["seconds"] for row in documents if "seconds" in row])
+            rows.append([title(*network), str(count), f"{math.log2(count):.3g}",
+                         *(ours(documents, mode) for mode in ("analytic", "mc", "map")),
+                         NOTHING if seconds is None else f"{seconds.mean:.0f}"])  # fmt: skip
+    return markdown(heads, rows) if rows else "Not measured yet."

@@ -1,0 +1,75 @@
+"""Which runs a target needs."""
+
+import pytest
+
+from bqn.reproduction import TARGETS, Cell, plan
+from bqn.training import ConfigError
+
+
+def test_tables_share_their_runs() -> None:
+    cells = plan("table1", "paper")
+    assert cells == plan("table2", "paper") == plan("table3", "paper")
+    assert len(cells) == len(set(cells)) == 6 * 10 + 5
+    assert {cell.folder for cell in cells} == {"paper"}
+
+
+def test_a_single_cell() -> None:
+    assert plan("table1", "best", 1, models=["cnn"], data=["kmnist"]) == [Cell("cnn", "kmnist", "best", "", 0)]
+
+
+def test_sweeps_reuse_the_run_of_the_recipe() -> None:
+    cells = plan("figure-power", "paper", 1, models=["mlp"], data=["mnist"])
+    assert [cell.folder for cell in cells] == [
+        "paper-lam-0.0001", "paper-lam-0.0002", "paper-lam-0.0005", "paper-lam-0.001", "paper-lam-0.002", "paper"
+    ]  # fmt: skip
+    wide = plan("figure-gap", "paper", 1, models=["cnn"], data=["mnist"])
+    assert len(wide) == 10
+    assert wide[0].config("cpu").lam == 1e-6
+    assert {cell.architecture for cell in plan("figure-gap", "paper", 1)} == {"mlp", "cnn"}
+
+
+def test_levels() -> None:
+    cells = plan("levels", "best", 1, models=["mlp"], data=["mnist"])
+    assert [len(cell.config("cpu").levels or ()) for cell in cells] == [2, 3, 4, 8]
+
+
+def test_ablations_come_with_what_they_are_compared_with() -> None:
+    cells = plan("ablations", "best", 1, models=["cnn"], data=["kmnist"], ideas=["jensen"])
+    assert [cell.variant for cell in cells] == ["short", "jensen"]
+    assert [
+        cell.variant for cell in plan("ablations", "paper", 1, models=["mlp"], data=["mnist"], ideas=["tilted"])
+    ] == [
+        "",
+        "tilted",
+    ]
+    assert "no-batch-norm" not in {cell.variant for cell in plan("ablations", "best", 1, models=["cnn"])}
+
+
+def test_other_data_if_named() -> None:
+    assert plan("table1", "best", 1, data=["digits"]) == [Cell("mlp", "digits", "best", "", 0)]
+
+
+def test_every_target_has_a_plan() -> None:
+    for target in TARGETS:
+        if target != "table4":
+            assert plan(target)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("table5",), {}, "target must be one of"),
+        (("table4",), {}, "target must be one of"),
+        (("table1", "worst"), {}, "recipe must be one of"),
+        (("table1", "best", 0), {}, "seeds must be at least 1"),
+        (("table1",), {"models": ["resnet"]}, "model must be one of mlp, cnn, vgg"),
+        (("table1",), {"data": ["kmnst"]}, "data must be one of"),
+        (("table1",), {"data": ["boston"]}, "data must be one of"),
+        (("table1",), {"models": ["vgg"], "data": ["mnist"]}, "has no runs"),
+        (("ablations",), {"ideas": ["luck"]}, "idea must be one of"),
+        (("ablations", "paper"), {"ideas": ["jensen"]}, "has no runs"),
+    ],
+)
+def test_bad_input(arguments: tuple, options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(*arguments, **options)

@@ -1,0 +1,71 @@
+"""Recipes are configs, and say what the paper says."""
+
+import pytest
+
+from bqn.reproduction import Cell, paper, recipes
+from bqn.training import ConfigError
+
+
+@pytest.mark.parametrize(("architecture", "data"), paper.NETWORKS)
+def test_recipe_of_the_paper(architecture: str, data: str) -> None:
+    config = recipes.config("paper", architecture, data, seed=3)
+    assert (config.model, config.data, config.seed) == (architecture, data, 3)
+    assert (config.learning_rate, config.lr_schedule, config.lr_decay) == (1e-2, "exponential", 0.98)
+    assert (config.bound, config.init, config.batch_size) == ("jensen", "xavier", 100)
+    assert (config.lam_schedule, config.warm_up_lam, config.warm_up_epochs) == ("warm-up", -1e-4, 5)
+    assert config.epochs == (300 if architecture == "vgg" else 100)
+    assert (config.shift, config.flip) == ((4, True) if architecture == "vgg" else (2, False))
+    assert config.batch_norm is (False if architecture == "mlp" else None)
+
+
+@pytest.mark.parametrize(("architecture", "data"), paper.NETWORKS)
+def test_lam_of_the_paper_is_where_its_curve_is_lowest(architecture: str, data: str) -> None:
+    points = paper.sweep("figure-power", architecture, data, "bqn", "nll")
+    assert recipes.config("paper", architecture, data).lam == min(points, key=lambda point: point.value).lam
+
+
+@pytest.mark.parametrize(("architecture", "data"), paper.NETWORKS)
+def test_best_keeps_the_networks_of_the_paper(architecture: str, data: str) -> None:
+    ours, theirs = (recipes.config(name, architecture, data) for name in ("best", "paper"))
+    for name in ("hidden", "channels", "levels", "activations", "validation_fraction"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert ours.levels == (-1.0, 1.0)
+
+
+def test_variants() -> None:
+    assert recipes.config("paper", "mlp", "mnist", recipes.lam_variant(1e-3)).lam == 1e-3
+    assert recipes.config("paper", "cnn", "mnist", recipes.lam_variant(5e-6)).lam == 5e-6
+    four = recipes.config("best", "cnn", "mnist", recipes.levels_variant(4))
+    assert four.levels == four.activations == (-1.5, -0.5, 0.5, 1.5)
+    for name, idea in recipes.IDEAS.items():
+        for network in idea.networks:
+            config = recipes.config(idea.recipe, *network, name)
+            assert all(getattr(config, setting) == value for setting, value in idea.settings.items())
+            assert idea.against in ("", *recipes.IDEAS)
+
+
+@pytest.mark.parametrize("variant", ["lam-", "lam-x", "lam--1", "levels-5", "levels-2.0", "nonsense", "lam-1\n"])
+def test_unknown_variants(variant: str) -> None:
+    with pytest.raises(ConfigError, match="variant must be one of"):
+        recipes.config("best", "mlp", "mnist", variant)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ConfigError, match="recipe must be one of paper, best"):
+        recipes.config("worst", "mlp", "mnist")
+    with pytest.raises(ConfigError, match="recipe best is for mlp, cnn, vgg, got 'resnet'"):
+        recipes.config("best", "resnet", "mnist")
+
+
+def test_a_cell_knows_its_place() -> None:
+    cell = Cell("cnn", "kmnist", "paper", "lam-0.001", 4)
+    assert str(cell.path("results")) == "results/cnn-kmnist/paper-lam-0.001/seed-4.json"
+    assert cell.judged_on_test
+    assert not Cell("mlp", "mnist", variant="jensen").judged_on_test
+    assert cell.config("cpu").device == "cpu"
+
+
+def test_half_precision_is_for_a_gpu() -> None:
+    cell = Cell("vgg", "cifar10", "best")
+    assert cell.config("cuda").mixed_precision == recipes.BEST["vgg"].get("mixed_precision", False)
+    assert cell.config("cpu").mixed_precision is False

@@ -1,0 +1,86 @@
+"""Records are read with suspicion."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bqn.reproduction import Cell, RecordError, records
+
+CELL = Cell("mlp", "mnist", "best", "", 0)
+
+
+def test_round_trip(put: Any, tmp_path: Path) -> None:
+    put(CELL, 0.07)
+    document = records.read(CELL, tmp_path)
+    assert document is not None
+    assert document["test"]["analytic"]["nll"] == 0.07
+    assert records.difference(document, CELL.config("cpu")) is None
+    assert records.read(Cell("mlp", "mnist", "best", "", 1), tmp_path) is None
+    assert records.seeds("mlp", "mnist", "best", tmp_path) == [document]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_seeds_in_order_and_nothing_else(put: Any, tmp_path: Path) -> None:
+    for seed in (10, 2, 0):
+        put(replace(CELL, seed=seed))
+    (tmp_path / "mlp-mnist/best/seed-x.json").write_text("{}")
+    put(replace(CELL, variant="lam-0.001"))
+    assert [row["seed"] for row in records.seeds("mlp", "mnist", "best", tmp_path)] == [0, 2, 10]
+    assert len(records.seeds("mlp", "mnist", "best-lam-0.001", tmp_path)) == 1
+    assert records.seeds("cnn", "mnist", "best", tmp_path) == []
+
+
+def test_difference_names_the_setting(put: Any, tmp_path: Path) -> None:
+    put(CELL)
+    document = records.read(CELL, tmp_path)
+    assert document is not None
+    config = CELL.config("cpu")
+    assert records.difference(document, replace(config, lam=0.5)) == f"lam {config.lam!r}, not 0.5"
+    assert records.difference(document, replace(config, threads=3, device="cuda", mixed_precision=True)) is None
+    del document["config"]["best_by"]  # a setting that is newer than the record
+    assert records.difference(document, config) is None
+    assert records.difference(document, replace(config, best_by="error")) == "best_by 'nll', not 'error'"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "seed must be 0, got 1"),
+        ({"recipe": "paper"}, "recipe must be 'best'"),
+        ({"config": []}, "config must be an object"),
+        ({"test": []}, "test must hold one object a mode"),
+        ({"test": {"mc": 1}}, "test must hold one object a mode"),
+        ({"test": {"mc": {"nll": "low"}}}, "test, mc, nll must be a number"),
+        ({"validation": {"mc": {"nll": True}}}, "validation, mc, nll must be a number"),
+        ({"test": {"mc": {"nll": float("nan")}}}, "NaN"),
+    ],
+)
+def test_damaged_records(put: Any, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    put(CELL)
+    path = CELL.path(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(RecordError, match=message):
+        records.read(CELL, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"seed": 0, "seed": 0}'])
+def test_no_record_at_all(tmp_path: Path, text: str) -> None:
+    CELL.path(tmp_path).parent.mkdir(parents=True)
+    CELL.path(tmp_path).write_text(text)
+    with pytest.raises(RecordError, match=r"seed-0\.json"):
+        records.read(CELL, tmp_path)
+
+
+def test_statistics(put: Any, tmp_path: Path) -> None:
+    for seed, nll in enumerate((0.1, 0.2, 0.3)):
+        put(replace(CELL, seed=seed), nll)
+    found = records.figure(records.seeds("mlp", "mnist", "best", tmp_path), "test", "analytic", "nll")
+    assert found is not None
+    assert found.mean == pytest.approx(0.2)
+    assert found.std == pytest.approx(0.1)
+    assert found.seeds == 3
+    assert records.statistic([]) is None
+    assert records.statistic([1.0]) == (1.0, None, 1)

@@ -1,0 +1,123 @@
+"""Runs are made once, side by side, and continue after a stop."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bqn.reproduction import Cell, RecordError, plan, recipes, records, run
+from bqn.reproduction.running import groups
+from bqn.training import ConfigError, DivergedError, train
+
+pytestmark = pytest.mark.usefixtures("tiny_recipes")
+
+
+def cells(seeds: int = 2, recipe: str = "best") -> list[Cell]:
+    return plan("table1", recipe, seeds, data=["digits"])
+
+
+def folders(tmp_path: Path) -> dict[str, Any]:
+    return {"out": tmp_path / "results", "work": tmp_path / "work", "device": "cpu"}
+
+
+def test_nothing_is_done_twice(tmp_path: Path) -> None:
+    first = run(cells(1), **folders(tmp_path))
+    before = cells(1)[0].path(tmp_path / "results").stat().st_mtime_ns
+    told: list[Cell] = []
+    again = run(cells(2), **folders(tmp_path), done=lambda cell, _: told.append(cell))
+    assert told == cells(2)[1:]
+    assert cells(1)[0].path(tmp_path / "results").stat().st_mtime_ns == before
+    assert again[cells(1)[0]] == json.loads(json.dumps(first[cells(1)[0]]))
+
+
+def test_a_stop_loses_nothing(tmp_path: Path) -> None:
+    straight = run(cells(2), **folders(tmp_path / "straight"))
+    for stop in (8, 22):  # in an epoch, and between the two records
+        calls = 0
+
+        def tick(stop: int = stop) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == stop:
+                raise KeyboardInterrupt
+
+        place = folders(tmp_path / str(stop))
+        with pytest.raises(KeyboardInterrupt):
+            run(cells(2), **place, tick=tick)
+        assert len(records.read_all(cells(2), place["out"])) == (stop == 22)
+        run(cells(2), **place)
+        assert len(records.read_all(cells(2), place["out"])) == 2
+        for cell, document in records.read_all(cells(2), place["out"]).items():
+            assert document["test"] == straight[cell]["test"]
+            assert document["curve"] == straight[cell]["curve"]
+
+
+def test_a_lost_record_is_made_again_from_the_weights(tmp_path: Path) -> None:
+    (first,) = run(cells(1), **folders(tmp_path)).values()
+    cells(1)[0].path(tmp_path / "results").unlink()
+    epochs: list[int] = []
+    (again,) = run(cells(1), **folders(tmp_path), report=lambda _, record: epochs.append(record.epoch)).values()
+    assert again["test"] == first["test"]
+    assert again["seconds"] == pytest.approx(first["seconds"])
+    assert epochs == []
+    assert not list((tmp_path / "work").rglob("checkpoint.safetensors"))
+
+
+def test_each_run_is_what_it_would_be_alone(tmp_path: Path) -> None:
+    made = run(cells(2), out=tmp_path, work=None, device="cpu")
+    alone = train(cells(2)[1].config("cpu"))
+    assert made[cells(2)[1]]["validation"]["analytic"]["nll"] == pytest.approx(
+        min(record.validation_nll or 9 for record in alone.history.records), rel=1e-5
+    )
+
+
+def test_recipe_of_the_paper(tmp_path: Path) -> None:
+    """Its MLP has no batch norm, so there is nothing to recalibrate."""
+    (document,) = run(cells(1, "paper"), **folders(tmp_path)).values()
+    assert document["config"]["bound"] == "jensen"
+    for mode in ("mc", "map"):
+        assert document["test"][f"{mode}_recalibrated"] == document["test"][mode]
+
+
+def test_ideas_do_not_see_the_test_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    idea = recipes.Idea("fewer", {"batch_size": 500})
+    monkeypatch.setattr(recipes, "IDEAS", {"fewer": idea})
+    made = run([Cell("mlp", "digits", "best", "fewer")], **folders(tmp_path))
+    (document,) = made.values()
+    assert "test" not in document
+    assert set(document["validation"]) == set(records.MODES)
+    assert (tmp_path / "results/mlp-digits/best-fewer/seed-0.json").exists()
+
+
+def test_another_recipe_is_an_error_unless_it_is_to_be_redone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(cells(1), **folders(tmp_path))
+    edited = {**recipes.RECIPES, "best": {"mlp": {**recipes.RECIPES["best"]["mlp"], "lam": 0.5}}}
+    monkeypatch.setattr(recipes, "RECIPES", edited)
+    with pytest.raises(RecordError, match=r"was made with lam .* not 0.5; redo it"):
+        run(cells(1), **folders(tmp_path))
+    (document,) = run(cells(1), **folders(tmp_path), redo=True).values()
+    assert document["config"]["lam"] == 0.5
+
+
+def test_a_failure_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = DivergedError(3, 1, "KL", "in layer 0")
+    monkeypatch.setattr("bqn.reproduction.running.train_together", lambda configs, *_, **__: [error] * len(configs))
+    (document,) = run(cells(1), **folders(tmp_path)).values()
+    assert document["failed"] == str(error)
+    assert "test" not in document
+    assert records.read(cells(1)[0], tmp_path / "results") == document
+
+
+def test_groups() -> None:
+    wanted = [*plan("table1", seeds=12, models=["mlp"], data=["mnist"]), *plan("table1", seeds=7, models=["vgg"])]
+    assert [len(group) for group in groups(wanted)] == [10, 2, 5, 2]
+    assert [len(group) for group in groups(wanted, 4)] == [4, 4, 4, 4, 3]
+    mixed = [Cell("mlp", "mnist"), Cell("cnn", "mnist"), Cell("mlp", "mnist", seed=1)]
+    assert list(groups(mixed)) == [[mixed[0], mixed[2]], [mixed[1]]]
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="together must be at least 1"):
+        run(cells(1), **folders(tmp_path), together=0)
+    assert run([], **folders(tmp_path)) == {}

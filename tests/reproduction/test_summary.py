@@ -1,0 +1,40 @@
+"""Rows for the command line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bqn.reproduction import Cell, plan
+from bqn.reproduction.summary import in_words, planned, summarize
+
+
+def test_rows_beside_the_paper(put: Any, tmp_path: Path) -> None:
+    cells = plan("table2", "best", 2, models=["cnn"], data=["kmnist"])
+    (row,) = summarize("table2", cells, tmp_path)
+    assert (row["seeds"], row["nll"]) == (0, None)
+    assert in_words(row) == ["cnn kmnist", "best", "0", "–", "–", "179.1 ± 4.4", "5.00 ± 0.11"]
+    for cell, nll in zip(cells, (0.1, 0.12), strict=True):
+        put(cell, nll, 0.03)
+    (row,) = summarize("table2", cells, tmp_path)
+    assert row["nll"]["mean"] == pytest.approx(1.5 * 0.11)  # the mode map
+    assert row["paper_nll"]["mean"] == pytest.approx(0.1791)
+    assert in_words(row)[2:5] == ["2", "165.0 ± 21.2", "4.50 ± 0.00"]
+
+
+def test_ideas_are_judged_on_validation(put: Any, tmp_path: Path) -> None:
+    cell = Cell("mlp", "mnist", "best", "jensen")
+    put(cell)
+    (row,) = summarize("ablations", [cell], tmp_path)
+    assert row["part"] == "validation"
+    assert row["nll"]["mean"] == pytest.approx(0.1)
+
+
+def test_plans_are_counted() -> None:
+    cells = plan("levels", "best", 2, models=["mlp"], data=["mnist"])
+    rows = planned(cells, cells[:3])
+    assert [row["run"] for row in rows] == [
+        "mlp-mnist/best", "mlp-mnist/best-levels-3", "mlp-mnist/best-levels-4", "mlp-mnist/best-levels-8"
+    ]  # fmt: skip
+    assert [row["recorded"] for row in rows] == [2, 1, 0, 0]
+    assert {row["planned"] for row in rows} == {2}

@@ -1,0 +1,98 @@
+"""Rows of the tables: figures, marks, and dashes for what nobody has measured."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bqn.reproduction import Cell, tables
+from bqn.reproduction.records import Statistic
+
+MLP = Cell("mlp", "mnist", "best")
+CNN = Cell("cnn", "kmnist", "best")
+
+
+def row(table: str, start: str) -> list[str]:
+    (line,) = (line for line in table.splitlines() if line.startswith(f"| {start} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_nothing_measured_is_a_dash(tmp_path: Path) -> None:
+    for make in (tables.table1, tables.table2, tables.table3):
+        cells = row(make(tmp_path), "CNN KMNIST")
+        assert cells[3] == cells[5] == tables.NOTHING
+        assert tables.SHORT not in make(tmp_path)
+    assert set(row(tables.ratios(tmp_path), "MLP MNIST")[1:]) == {tables.NOTHING}
+    assert tables.levels(tmp_path) == "Not measured yet."
+
+
+def test_marks_what_falls_short(put: Any, tmp_path: Path) -> None:
+    put(MLP, 0.049, 0.0141)  # the aim is 50 / 1.4
+    put(replace(MLP, seed=1), 0.049, 0.0141)
+    assert row(tables.table1(tmp_path), "MLP MNIST")[5] == "49.0 ± 0.0 / 1.41 ± 0.00 ✗ (2)"
+    assert row(tables.table3(tmp_path), "MLP MNIST")[5:7] == [
+        "58.8 ± 0.0 / 1.69 ± 0.00 (2)",
+        "53.9 ± 0.0 / 1.55 ± 0.00 (2)",
+    ]
+    put(replace(MLP, recipe="paper"), 0.130, 0.0249)  # just what the paper has
+    assert row(tables.table1(tmp_path), "MLP MNIST")[3] == "130.0 / 2.49 (1)"
+    assert row(tables.table2(tmp_path), "MLP MNIST")[3] == "195.0 ✗ / 3.73 ✗ (1)"
+
+
+def test_rounding_decides_nothing() -> None:
+    assert tables.shown(Statistic(0.0500499, None, 1), "nll", 50) == "50.0"
+    assert tables.shown(Statistic(0.050051, None, 1), "nll", 50) == "50.1 ✗"
+    assert tables.shown(None, "nll", 50) == tables.NOTHING
+
+
+def test_paper_and_aim_stand_in_every_row(tmp_path: Path) -> None:
+    first = row(tables.table1(tmp_path), "CNN Fashion-MNIST")
+    assert first[1:3] == ["3755.7 ± 465.1 / 11.49 ± 1.16", "295.5 ± 1.4 / 9.95 ± 0.15"]
+    assert first[4] == "220 / 7.80"
+    assert first[6] == "273.9 / 8.28"
+    assert row(tables.table2(tmp_path), "CNN Fashion-MNIST")[1] == "4734.5 ± 1697.2 / 14.20 ± 2.29"
+    assert row(tables.table3(tmp_path), "VGG CIFAR-10")[2] == tables.NOTHING
+
+
+def test_scoreboard(put: Any, tmp_path: Path) -> None:
+    put(MLP, 0.049, 0.0141)
+    board = tables.scoreboard(tmp_path)
+    assert row(board, "analytic")[1:] == ["1", "1", "12"]
+    assert row(board, "MC-5")[1:] == ["2", "0", "12"]
+
+
+def test_ratios_against_the_aim(put: Any, tmp_path: Path) -> None:
+    put(CNN)
+    put(MLP)
+    assert row(tables.ratios(tmp_path), "CNN KMNIST") == ["CNN KMNIST", "1.20 ✗", "1.10", "1.50", "1.40", "1.1"]
+    assert row(tables.ratios(tmp_path), "MLP MNIST")[1:3] == ["1.20", "1.10"]
+
+
+def test_calibration_and_entropy(put: Any, tmp_path: Path) -> None:
+    put(CNN)
+    assert row(tables.calibration(tmp_path), "CNN KMNIST")[1:] == ["1.00", "1.20", "1.10", "1.50", "1.40", "25%"]
+
+
+def test_levels(put: Any, tmp_path: Path) -> None:
+    put(MLP, 0.05)
+    assert tables.levels(tmp_path) == "Not measured yet."
+    put(replace(MLP, variant="levels-4"), 0.04)
+    lines = [line for line in tables.levels(tmp_path).splitlines() if line.startswith("| MLP MNIST")]
+    assert [line.split("|")[2].strip() for line in lines] == ["2", "3", "4", "8"]
+    assert "50.0 / 2.00 (1)" in lines[0]
+    assert "–" in lines[1]
+    assert "| 2 | 40.0 / 2.00 (1)" in lines[2]
+    assert lines[2].endswith("| 60 |")
+
+
+def test_settings_come_from_the_records(put: Any, tmp_path: Path) -> None:
+    assert tables.settings(tmp_path) == "No run is recorded yet."
+    put(replace(MLP, recipe="paper"))
+    cells = row(tables.settings(tmp_path), "MLP MNIST")
+    assert cells[1:] == [
+        "paper", "jensen", "100", "0.01 × 0.98 an epoch", "-0.0001 for 5 epochs, then 0.005", "xavier", "2", "none"
+    ]  # fmt: skip
+
+
+def test_a_failed_run_shows(put: Any, tmp_path: Path) -> None:
+    put(MLP, failed="training stopped", test={}, validation={})
+    assert row(tables.table1(tmp_path), "MLP MNIST")[5] == "failed (1)"
