@@ -8,7 +8,7 @@ One step (forward and backward, no optimizer) of the MLP, CNN and VGG in float32
 - kept: bytes that are allocated from forward to backward, as the allocator counts them, parameters not included;
 - time of the step; on a GPU it is recorded as a CUDA graph.
 
-The floor of the time is 4/3: a step is a forward pass and a backward pass of twice its work, and one more forward pass.
+Expect about 4/3 of the time: a backward pass is about twice a forward pass, of which there is one more.
 """
 
 from __future__ import annotations
