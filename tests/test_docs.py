@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -61,11 +62,17 @@ def test_table_of_the_start_is_that_of_the_record() -> None:
 
 def test_table_of_the_readme_is_that_of_the_records() -> None:
     page = (ROOT / "README.md").read_text()
-    for architecture in ("mlp", "cnn"):
-        test = json.loads((ROOT / f"results/{architecture}-mnist/preset/seed-0.json").read_text())["test"]
-        modes = ("analytic", "mc", "mc_recalibrated", "map", "map_recalibrated")
-        cells = [f"{test[mode]['nll']:.3f} / {100 * test[mode]['error']:.2f} %" for mode in modes]
-        assert f"| {architecture.upper()} | {' | '.join(cells)} |" in page
+    rows = re.findall(r"^\| (MLP|CNN|VGG), ([\w-]+) \| (.*) \|$", page, re.MULTILINE)
+    rows = [row for row in rows if "%" in row[2]]
+    assert len(rows) == 6
+    for architecture, data, cells in rows:
+        name = f"{architecture}-{data}".lower().replace("cifar-10", "cifar10")
+        records = [json.loads(path.read_text()) for path in (ROOT / f"results/{name}/best").glob("seed-*.json")]
+        modes = ("analytic", "mc_recalibrated", "map_recalibrated")
+        for mode, cell in zip(modes, cells.split(" | ")[::2], strict=True):
+            scores = [record["test"][mode] for record in records]
+            nll, error = (mean(score[key] for score in scores) for key in ("nll", "error"))
+            assert cell == f"{nll:.3f} / {100 * error:.2f} %"
 
 
 def test_table_of_the_rivals_is_that_of_the_records() -> None:
