@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bqn
+from bqn.atomic import write_atomic
 from bqn.levels import BINARY
 from bqn.propagate import half
 from bqn.report.axis import Axis
@@ -150,7 +151,7 @@ def draw(rows: list[dict[str, Any]], folder: Path, machine: str) -> None:
             chart.note(*points[-1], text, anchor="end", style=kind, fall=-8 if kind == "ours" else 18)
         picture = chart.svg().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="540" ', 1)
         picture = picture.replace(">", f"><style>{STYLE}</style>", 1)
-        (folder / f"cost-{axis}.svg").write_text(picture + "\n")
+        write_atomic(folder / f"cost-{axis}.svg", f"{picture}\n".encode())
 
 
 def main() -> None:

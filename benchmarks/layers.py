@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import bqn
+from bqn.atomic import write_atomic
 
 Run = Callable[[], None]
 LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -151,7 +152,7 @@ def main() -> None:
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         record = {"hardware": hardware, "date": str(datetime.date.today()), "rows": rows}
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_atomic(args.out, f"{json.dumps(record, indent=1)}\n".encode())
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 import bqn
+from bqn.atomic import write_atomic
 from bqn.deploy import Packed, PackedModel, pack_in_memory, to_bytes
 from bqn.deploy.c_source import to_c
 
@@ -153,7 +154,8 @@ def main() -> None:
         rows.append(row)
         print(row_in_words(row), "" if row["agrees"] is None else "same answers" if row["agrees"] else "DIFFERENT")
     if out is not None:
-        out.write_text(json.dumps({"compiler": compiler, "flags": " ".join(TARGET), "rows": rows}, indent=1) + "\n")
+        record = {"compiler": compiler, "flags": " ".join(TARGET), "rows": rows}
+        write_atomic(out, f"{json.dumps(record, indent=1)}\n".encode())
 
 
 def row_in_words(row: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bqn
+from bqn.atomic import write_atomic
 
 SIZES = (784, 512, 256, 10)
 BATCH = 100
@@ -148,7 +149,7 @@ def main() -> None:
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         record = {"hardware": hardware, "date": str(datetime.date.today()), "rows": rows}
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_atomic(args.out, f"{json.dumps(record, indent=1)}\n".encode())
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 import bqn
+from bqn.atomic import write_atomic
 from bqn.deploy import PackedModel, _layout, _native, _plan
 from bqn.deploy.packing import pack_in_memory
 from bqn.deploy.program import Lattice
@@ -387,7 +388,7 @@ def save(path: Path, parts: Sequence[str], rows: list[Row]) -> None:
     rows = [each for each in kept if each["part"] not in parts] + rows
     record = {"hardware": hardware(), "date": datetime.date.today().isoformat(), "rows": rows}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_atomic(path, f"{json.dumps(record, indent=1, ensure_ascii=False)}\n".encode())
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bqn.atomic import write_atomic
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/speed.md"
 Rows = list[dict[str, Any]]
@@ -83,7 +85,7 @@ def main() -> None:
     args = parser.parse_args()
     page = PAGE.read_text()
     if not args.check:
-        PAGE.write_text(filled(page))
+        write_atomic(PAGE, filled(page).encode())
     elif filled(page) != page:
         raise SystemExit("speed_tables: docs/speed.md is not what the records say; run benchmarks/speed_tables.py")
 

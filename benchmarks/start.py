@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import bqn
+from bqn.atomic import write_atomic
 
 EPOCHS = {"mlp": 6, "cnn": 4, "vgg": 8}
 # Further learning rates for the deep network, where start and rate could interact.
@@ -185,7 +186,7 @@ def main() -> None:
         )
         print(f"{model:4s} {start!s:>6s} {rate:5.2f} {cells}  {row['step_ms']:.2f}", flush=True)
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_atomic(args.out, f"{json.dumps(record, indent=1)}\n".encode())
 
 
 if __name__ == "__main__":

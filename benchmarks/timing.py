@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from bqn.atomic import write_atomic
+
 Work = Callable[[], Any]
 
 
@@ -73,4 +75,4 @@ def write(path: Path | None, rows: list[dict[str, Any]], **facts: Any) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         record = {"hardware": hardware(), "date": str(datetime.date.today()), **facts, "rows": rows}
-        path.write_text(json.dumps(record, indent=1) + "\n")
+        write_atomic(path, f"{json.dumps(record, indent=1)}\n".encode())

@@ -11,6 +11,7 @@ class OwnError(ValueError):
 
 def test_an_object():
     assert parse_object('{"a": [1, 2.5, null], "b": {"c": "d"}}', "text") == {"a": [1, 2.5, None], "b": {"c": "d"}}
+    assert parse_object('{"a": 1e308, "b": 1e-999}', "text") == {"a": 1e308, "b": 0.0}
     assert parse_object("{}".encode("utf-16"), "text") == {}  # as the standard library reads it
 
 
@@ -21,6 +22,8 @@ def test_an_object():
         ('{"b": {"a": 1, "a": 1}}', "text: a key stands twice in one object"),
         ('{"a": NaN}', "text: NaN is not a JSON number"),
         ('{"a": -Infinity}', "text: -Infinity is not a JSON number"),
+        ('{"a": 1e999}', "text: 1e999 is too large for a number"),
+        ('{"a": [{"b": -1.5e400}]}', "text: -1.5e400 is too large for a number"),
         ("[1]", "text must hold a JSON object, got list"),
         ("3", "text must hold a JSON object, got int"),
         ("", "text is not valid JSON"),

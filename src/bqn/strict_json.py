@@ -1,8 +1,9 @@
-"""Reading JSON from files that may come from anywhere: one object, each key once, no NaN."""
+"""Reading JSON from files that may come from anywhere: one object, each key once, finite numbers."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 
@@ -31,8 +32,14 @@ def parse_object(text: bytes | str, source: str, failure: type[ValueError] = Val
     def no_constant(constant: str) -> NoReturn:
         raise _RefusedError(f"{source}: {constant} is not a JSON number")
 
+    def finite(digits: str) -> float:
+        number = float(digits)
+        if not math.isfinite(number):  # 1e999 is JSON, but no float
+            raise _RefusedError(f"{source}: {digits:.40} is too large for a number")
+        return number
+
     try:
-        value = json.loads(text, object_pairs_hook=distinct, parse_constant=no_constant)
+        value = json.loads(text, object_pairs_hook=distinct, parse_constant=no_constant, parse_float=finite)
     except _RefusedError as error:
         raise failure(str(error)) from None
     except (ValueError, RecursionError) as error:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bqn import __version__
-from bqn.cli import data, main
+from bqn.cli import _app, data, main
 from bqn.cli._errors import describe, one_line
 
 
@@ -59,7 +59,8 @@ def test_version(bqn):
     [
         (["trian"], "no such command 'trian'"),
         (["train", "--epoch", "3"], "no such option"),
-        (["train", "--epochs", "many"], "invalid value for '--epochs'"),
+        (["train", "--epochs", "many"], "invalid value for '--epochs': expected a whole number, got 'many'"),
+        (["train", "--lam=much"], "invalid value for '--lam': expected a number, got 'much'"),
         (["evaluate"], "missing argument 'RUN'"),
         (["predict", "run"], "missing argument 'FILE'"),
         (["data"], "missing command"),
@@ -124,6 +125,46 @@ def test_interrupt(bqn, monkeypatch):
 
     monkeypatch.setattr(data, "available", interrupted)
     assert bqn("data", "list") == (130, "", "bqn: interrupted\n")
+
+
+def test_interrupt_during_start_up(bqn, monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bqn.cli._main.run", interrupted)
+    assert bqn("zoo") == (130, "", "bqn: interrupted\n")
+
+
+def test_the_help_says_what_the_commands_say():
+    for commands in _app.COMMANDS.values():
+        for name, text in commands.items():
+            assert _app.build(name).help.partition("\n\n")[0] == text
+
+
+def test_help_shows_no_types_of_switches_and_one_example_a_line(bqn):
+    assert "bool" not in bqn("--help").out
+    shown = bqn("pack", "--help").out
+    assert "bool" not in shown
+    assert " $ bqn pack runs/one --out one.bqn\n $ bqn pack runs/one --mode mc" in shown
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["zoo"], ["inspect", "digits-mlp"], ["trian"]])
+def test_what_needs_no_torch_does_not_import_it(arguments):
+    program = f"import sys; from bqn.cli import main; main({arguments!r}); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_nearest_name_is_told(bqn):
+    for line, meant in (
+        (("train", "--model", "mpl"), "mlp"),
+        (("train", "--method", "bqm"), "bqn"),
+        (("reproduce", "table1", "--data", "mnst"), "mnist"),
+        (("reproduce", "table1", "--recipe", "bst"), "best"),
+        (("reproduce", "tabel1"), "table1"),
+        (("benchmark", "--data", "digits", "--methods", "qn"), "qnn"),
+    ):
+        assert bqn(*line).fails(2).endswith(f", did you mean {meant}?")
 
 
 def test_messages_are_one_harmless_line():

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 from PIL import Image
 
 from bqn.cli import main
-from bqn.deploy import load_packed
+from bqn.deploy import container, load_packed
+from bqn.deploy.columns import KEY, from_about
 from bqn.training import load_run
 from tests.cli.files import QUICK, images, write_images, write_table
 
@@ -107,7 +109,11 @@ def test_pack_says_what_it_wrote(bqn, home, tmp_path):
     done = bqn("pack", home.classifier, "--out", tmp_path / "a.bqn")
     assert done.code == 0
     assert "the most probable network of 312 weights at 1 bit;" in " ".join(done.out.split())
-    facts = json.loads(bqn("pack", home.classifier, "--out", tmp_path / "a.bqn", "--json").out)
+    before = (tmp_path / "a.bqn").read_bytes()
+    told = bqn("pack", home.classifier, "--mode", "mc", "--out", tmp_path / "a.bqn").fails()
+    assert told == f"{tmp_path / 'a.bqn'} exists already: replace it with --force, or choose another --out"
+    assert (tmp_path / "a.bqn").read_bytes() == before
+    facts = json.loads(bqn("pack", home.classifier, "--out", tmp_path / "a.bqn", "--force", "--json").out)
     assert facts["file_bytes"] == (tmp_path / "a.bqn").stat().st_size
     inspected = json.loads(bqn("inspect", tmp_path / "a.bqn", "--json").out)
     assert inspected == facts
@@ -142,6 +148,57 @@ def test_predictions_of_a_regression(bqn, home, packed):
     expected = load_run(home.regression).predict(x, "mc", 3, torch.Generator().manual_seed(5))
     assert [float(row["mean"]) for row in rows] == pytest.approx(expected.mean[:, 0].tolist(), rel=1e-5)
     assert [float(row["std"]) for row in rows] == pytest.approx(expected.var[:, 0].sqrt().tolist(), rel=1e-5)
+
+
+def test_columns_of_a_table_are_found_by_name(bqn, home, packed, tmp_path):
+    rows = list(csv.reader(io.StringIO(home.table.read_text())))
+    mixed, wrong = tmp_path / "mixed.csv", tmp_path / "wrong.csv"
+    mixed.write_text("".join(f"{','.join(row[::-1])}\n" for row in rows))
+    wrong.write_text("rooms,price,area,old\n" + "".join(f"{','.join(row)}\n" for row in rows[1:]))
+    for command in (("predict",), ("run",)):
+        means = [
+            [row["mean"] for row in csv.DictReader(io.StringIO(bqn(*command, packed / "prices.bqn", file).out))]
+            for file in (home.table, mixed)
+        ]
+        assert len(means[0]) == 80
+        assert means[0] == means[1]
+    told = bqn("run", packed / "prices.bqn", wrong).fails()
+    assert told == f"{wrong}: its columns are not those of training: missing 'age'; unknown 'old'"
+    for command in (("run", packed / "prices.bqn"), ("evaluate", home.regression)):
+        assert "missing 'age'; unknown 'old'" in bqn(*command, "--data", wrong).fails()
+        figures = [
+            json.loads(bqn(*command, "--data", file, "--part", "all", "--json").out) for file in (home.table, mixed)
+        ]
+        for figure in figures:
+            figure.pop("data")
+        assert figures[0] == figures[1]
+
+
+def test_packed_files_without_names_are_read_by_position(bqn, home, packed, tmp_path):
+    whole = container.load(packed / "prices.bqn")
+    assert from_about(whole.about) == (("rooms", "area", "age"), "price")
+    about = {key: value for key, value in whole.about.items() if key != KEY}
+    old = tmp_path / "old.bqn"
+    old.write_bytes(container.to_bytes(replace(whole, about=about)))
+    named = tmp_path / "named.csv"
+    named.write_text("a,b,c\n7,100,6.9\n")
+    assert bqn("run", old, named).code == 0
+    for text in ("5", "[1]", '{"features": [1]}', '{"features": ["a", "a"], "target": "b"}', '{"features": ["a"]}'):
+        old.write_bytes(container.to_bytes(replace(whole, about={**about, KEY: text})))
+        bqn("run", old, named).fails()
+
+
+def test_the_table_has_no_empty_columns(bqn, packed):
+    assert "bound" not in bqn("run", "digits-mlp", "--data", "digits").out.splitlines()[2]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "report", "pack", "compare"])
+def test_a_packed_network_is_no_run(bqn, packed, tmp_path, command):
+    options = ("--out", tmp_path / "x") if command == "pack" else ()
+    assert "digits-mlp is a packed network, not the folder of a run: use bqn run" in bqn(
+        command, "digits-mlp", *options
+    ).fails(2)
+    assert "use bqn run" in bqn(command, packed / "map.bqn", *options).fails(2)
 
 
 @pytest.mark.parametrize("command", ["run", "inspect"])
@@ -180,3 +237,10 @@ def test_wrong_usage_of_run(bqn, home, packed, tmp_path):
     assert "images of 1 × 8 × 8" in bqn("run", file, "--data", other).fails()
     unknown = write_images(tmp_path / "unknown.npz", names="abx")
     assert "does not know: x" in bqn("run", file, "--data", unknown).fails()
+
+
+def test_inspect_rounds_the_temperature(bqn, home, tmp_path):
+    assert bqn("pack", home.classifier, "--temper", "--out", tmp_path / "a.bqn").code == 0
+    temperature = container.load(tmp_path / "a.bqn").about["temperature"]
+    shown = " ".join(bqn("inspect", tmp_path / "a.bqn").out.split())
+    assert f"temperature {temperature:.4g})" in shown

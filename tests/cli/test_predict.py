@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from bqn.cli import _rows
 from bqn.cli._inputs import read_inputs
 from bqn.data import DataError, load
 from bqn.training import load_run
+from bqn.training.preprocessing import Preprocessing
 from tests.cli.files import images
 
 
@@ -146,7 +149,8 @@ def save_arrays(path, **arrays):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: folder / "nowhere.png", "cannot be read as a picture"),
+        (lambda folder: folder / "nowhere.png", "nowhere.png: no such file"),
+        (lambda folder: save_text(folder / "a.png", "no picture"), "cannot be read as a picture"),
         (lambda folder: folder / "nowhere.npz", "cannot be read: No such file or directory"),
         (lambda folder: folder / "nowhere.csv", "cannot be read: No such file or directory"),
         (lambda folder: save_text(folder / "words.txt", "x"), "expected a file that ends in .npz, .csv, .png"),
@@ -176,10 +180,15 @@ def test_files_that_a_classifier_of_pictures_does_not_take(bqn, home, tmp_path, 
     [
         ("1,2,3\n4,x,6\n", "line 2, column 2: expected a number, got 'x'"),
         ("1,2x,3\n4,5,6\n", "line 1, column 2: expected a number, got '2x'"),  # not a row of names
-        ("a,b\n1,2\n", "has 2 columns, expected 3 features, or 4 with the target"),
+        ("1,2\n", "has 2 columns, expected 3 features, or 4 with the target"),
+        ("rooms,area\n1,2\n", "its columns are not those of training: missing 'age'"),
+        ("rooms,area,age,colour\n1,2,3,4\n", "its columns are not those of training: unknown 'colour'"),
+        ("rooms,area,old\n1,2,3\n", "its columns are not those of training: missing 'age'; unknown 'old'"),
+        ("rooms,area,age,age\n1,2,3,4\n", "its columns are not those of training: more than once 'age'"),
+        ("rooms;area;age\n1,5;2;3\n", "expected a number, got '1,5'; write decimals with a point, as 1.5"),
         ("1,2,3,4\n", "has 4 columns, but none of them is called 'price', the target"),
         ("", "the file is empty"),
-        ("a,b,c\n", "holds no examples"),
+        ("rooms,area,age\n", "holds no examples"),
     ],
 )
 def test_tables_that_a_regression_does_not_take(bqn, home, tmp_path, text, message):
@@ -188,15 +197,60 @@ def test_tables_that_a_regression_does_not_take(bqn, home, tmp_path, text, messa
 
 def test_gray_pictures_are_colours_too(tmp_path):
     files = [save_picture(tmp_path / "gray.png"), save_picture(tmp_path / "colour.png", mode="RGB")]
-    assert read_inputs(files, (3, 6, 6)).x.shape == (2, 3, 6, 6)
+    assert read_inputs(files, Preprocessing((3, 6, 6), 2)).x.shape == (2, 3, 6, 6)
 
 
 def test_target_by_name_or_last(tmp_path):
     file = save_text(tmp_path / "a.csv", "u,t,v\n1,9,3\n4,9,6\n")
-    assert read_inputs([file], (2,), target="t").x.tolist() == [[1, 3], [4, 6]]
-    assert read_inputs([file], (2,)).x.tolist() == [[1, 9], [4, 9]]
+    assert read_inputs([file], Preprocessing((2,), 2), target="t").x.tolist() == [[1, 3], [4, 6]]
+    assert read_inputs([file], Preprocessing((2,), 2)).x.tolist() == [[1, 9], [4, 9]]
     labelled = save_text(tmp_path / "b.csv", "1,9,yes\n4,9,no\n")
-    assert read_inputs([labelled], (2,)).x.tolist() == [[1, 9], [4, 9]]
+    assert read_inputs([labelled], Preprocessing((2,), 2)).x.tolist() == [[1, 9], [4, 9]]
+
+
+def test_columns_are_found_by_name(tmp_path):
+    form = Preprocessing((2,), 2, feature_names=("x", "2y"), target_name="c")
+
+    def read(text):
+        return read_inputs([save_text(tmp_path / "a.csv", text)], form).x.tolist()
+
+    expected = [[1, 2], [3, 4]]
+    assert read("x,2y\n1,2\n3,4\n") == expected
+    assert read("2y, x\n2,1\n4,3\n") == expected
+    assert read("c,2y,x\na,2,1\nb,4,3\n") == expected
+    assert read("1,2\n3,4\n") == expected  # no names: by position
+    assert read("1,2,a\n3,4,b\n") == expected
+
+
+def test_order_of_columns_does_not_matter(bqn, home, tmp_path):
+    plain = save_text(tmp_path / "a.csv", "rooms,area,age\n7,100,6.9\n8,20,7.1\n")
+    mixed = save_text(tmp_path / "b.csv", "age,price,rooms,area\n6.9,0,7,100\n7.1,0,8,20\n")
+    predictions = [
+        [
+            {key: value for key, value in row.items() if key != "file"}
+            for row in json.loads(bqn("predict", home.regression, file, "--format", "json").out)["predictions"]
+        ]
+        for file in (plain, mixed)
+    ]
+    assert predictions[0] == predictions[1]
+
+
+def test_a_run_without_names_is_read_by_position(bqn, home, tmp_path):
+    shutil.copytree(home.regression, tmp_path / "old")
+    file = tmp_path / "old" / "preprocessing.json"
+    document = json.loads(file.read_text())
+    assert document.pop("feature_names") == ["rooms", "area", "age"]
+    assert document.pop("target_name") == "price"
+    file.write_text(json.dumps(document))
+    table = save_text(tmp_path / "a.csv", "a,b,c\n7,100,6.9\n")
+    assert bqn("predict", tmp_path / "old", table).code == 0
+    assert bqn("evaluate", tmp_path / "old", "--json").code == 0
+
+
+def test_nobody_is_quite_sure():
+    assert _rows._cell("confidence", 0.99998) == ">0.9999"
+    assert _rows._cell("confidence", 0.9991) == "0.9991"
+    assert _rows._cell("mean", 1.0) == "1"
 
 
 def test_pictures_are_read_as_in_training(tmp_path):
@@ -207,11 +261,11 @@ def test_pictures_are_read_as_in_training(tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(folder / f"{position}.png")
     data = load(str(tmp_path / "set"))
-    read = read_inputs(sorted((tmp_path / "set").glob("*/*.png")), data.input_shape).x
+    read = read_inputs(sorted((tmp_path / "set").glob("*/*.png")), Preprocessing(data.input_shape, 2)).x
     both = torch.cat([data.train.x, data.test.x])
     assert sorted(read.flatten(1).tolist()) == sorted(both.flatten(1).tolist())
 
 
 def test_features_are_not_pictures(tmp_path):
     with pytest.raises(DataError, match="has images of 1 × 6 × 6, expected 36 features"):
-        read_inputs([save_picture(tmp_path / "a.png")], (36,))
+        read_inputs([save_picture(tmp_path / "a.png")], Preprocessing((36,), 2))

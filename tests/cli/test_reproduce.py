@@ -25,11 +25,12 @@ def test_a_table_of_records(bqn):
     assert json.loads(planned.out) == {
         "recorded": 0,
         "missing": 2,
-        "runs": [{"run": "mlp-digits/best", "planned": 2, "recorded": 0}],
+        "runs": [{"run": "mlp-digits/best", "epochs": 2, "planned": 2, "recorded": 0}],
     }
     assert not Path("results").exists()
     first = bqn(*LINE)
     assert first.code == 0
+    assert first.err.startswith("2 runs of 2 epochs, 4 in all, on cpu\n")
     assert "mlp digits" in first.out
     assert "2/2 mlp-digits/best/seed-1: test NLL / error analytic" in first.err
     documents = [json.loads(Path(f"results/mlp-digits/best/seed-{seed}.json").read_text()) for seed in range(2)]
@@ -92,6 +93,7 @@ def test_table4_is_a_comparison(bqn, monkeypatch):
     assert [row["run"] for row in plan["runs"]] == [
         f"boston/{name}" for name in ("bqn", "pbp", "ebp", "npn", "mc-dropout")
     ]
+    assert all(row["epochs"] > 1 for row in plan["runs"])
     called = {}
     monkeypatch.setattr("bqn.cli.reproduce.run_boston", lambda *given, **options: called.update(given=given, **options))
     done = bqn("reproduce", "table4", "--recipe", "paper", "--seeds", "2")

@@ -31,6 +31,9 @@ def test_one_card(bqn):
     card = PRETRAINED.card(NAME)
     for text in (card.sha256, card.data_licence, card.use, card.limits, "epochs", "5 sampled"):
         assert text in shown
+    assert f"error {card.test['error']:.2%}, ECE {card.test['ece']:.2%}" in shown
+    assert "True" not in shown
+    assert "False" not in shown
     assert json.loads(bqn("zoo", NAME, "--json").out) == card.to_dict()
 
 

@@ -95,6 +95,7 @@ def test_the_words(compared) -> None:
     assert rows[2][2] == "best"
     assert rows[2][5:] == ["90%", "6.02 kB", "3 s", "2 µs"]
     assert "bostonHousing" in notes(summary)
+    assert "over 1 split;" in notes({**summary, "splits": summary["splits"][:1]})
     assert "Nadeau" in notes(summary)
 
 

@@ -120,7 +120,7 @@ def test_text_in_a_regression_target_is_named(csv: Path) -> None:
         ("a,b\n1,2\n1\n", "line 3 has 1 columns, expected 2"),
         ('a,b\n1,"2\n1,2\n', "not a CSV file"),
         ("1,x\n2,\n3,y\n", "line 2, column 2: expected a class, got an empty cell"),
-        ("1,x\n2,x\n3,x\n4,x\n5,x\n", "at least two classes"),
+        ("1,x\n2,x\n3,x\n4,x\n5,x\n", "column 2, the target, holds 'x' in every row, expected two classes or more"),
         ("1,x\n2,y\n", "2 examples cannot be split"),
     ],
 )
@@ -153,3 +153,20 @@ def test_any_bytes_are_a_set_or_a_data_error(csv: Path, data: bytes) -> None:
         assert "\n" not in str(outcome)
     else:
         assert torch.isfinite(outcome.train.x).all()
+
+
+def test_names_of_columns(csv: Path) -> None:
+    csv.write_text("a,t,b\n" + "".join(f"{n},{n % 2},{2 * n}\n" for n in range(20)))
+    named = load(csv, target="t")
+    assert (named.feature_names, named.target_name) == (("a", "b"), "t")
+    csv.write_text("a,a,t\n" + "".join(f"{n},{2 * n},{n % 2}\n" for n in range(20)))
+    assert (load(csv).feature_names, load(csv).target_name) == ((), None)  # names that tell nothing apart
+    csv.write_text("".join(f"{n},{2 * n},{n % 2}\n" for n in range(20)))
+    assert (load(csv).feature_names, load(csv).target_name) == ((), None)
+
+
+@pytest.mark.parametrize("text", ["a;b;t\n1,5;2;x\n2,5;3;y\n", "1,5;2,5;x\n2,5;3,5;y\n"])
+def test_decimal_commas(csv: Path, text: str) -> None:
+    csv.write_text(text)
+    with pytest.raises(DataError, match=r"write decimals with a point, as 1\.5"):
+        load(csv)

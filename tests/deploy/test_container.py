@@ -106,9 +106,22 @@ def test_truncated(length):
         from_bytes(to_bytes(small())[:length])
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"hello\n", "^not a packed network"),
+        (to_bytes(small())[:60], "^damaged or cut off"),
+        (to_bytes(small())[:-1], "^damaged or cut off"),
+    ],
+)
+def test_messages_begin_with_what_is_wrong(content, message):
+    with pytest.raises(PackedError, match=message):
+        from_bytes(content)
+
+
 def test_the_path_is_in_the_message(tmp_path):
     (tmp_path / "broken.bqn").write_bytes(b"nothing of the kind, but long enough")
-    with pytest.raises(PackedError, match=r"broken\.bqn: the header would take"):
+    with pytest.raises(PackedError, match=r"broken\.bqn: not a packed network"):
         load(tmp_path / "broken.bqn")
     with pytest.raises(FileNotFoundError):
         load_packed(tmp_path / "missing.bqn")
@@ -117,7 +130,7 @@ def test_the_path_is_in_the_message(tmp_path):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ([], "must hold a JSON object, got list"),
+        ([], "not a packed network: no header"),
         ({}, "the format must be"),
         ({"__metadata__": {"format": "pt"}}, "the format must be"),
         ({"__metadata__": {"format": FORMAT}}, "must hold the texts"),
@@ -135,7 +148,8 @@ def test_headers_of_other_files(header, message):
         ({"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}, "has the type 'F64'"),
         ({"dtype": ["U8"], "shape": [1], "data_offsets": [0, 1]}, "has the type"),
         ({"dtype": "U8", "shape": [1]}, "must have dtype, shape and data_offsets"),
-        ({"dtype": "U8", "shape": [2**52], "data_offsets": [0, 2**52]}, "does not fill"),
+        ({"dtype": "U8", "shape": [2**52], "data_offsets": [0, 2**52]}, "damaged or cut off"),
+        ({"dtype": "U8", "shape": [3], "data_offsets": [0, 2]}, "does not fill"),
         ({"dtype": "U8", "shape": [-1], "data_offsets": [0, 1]}, "must not be negative"),
         ({"dtype": "U8", "shape": [8], "data_offsets": [2, 10]}, "one behind the other"),
         ({"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}, "1 bytes behind"),

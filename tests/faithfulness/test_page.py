@@ -117,6 +117,22 @@ def test_a_figure_is_a_document_with_a_panel_a_question():
     assert height > 2 * 230
 
 
+def test_deviations_lie_within_their_panel():
+    """Those at S = 1 reach from 0.4 to 1.4."""
+    record = a_record(modes=("mc",))
+    record["analytic"]["nll"] = record["mc"]["predictions"][1]["nll"] = 0.5  # close enough for a linear axis
+    record["mc"]["predictions"][0]["nll_std"] = 0.5
+    svg = ElementTree.fromstring(draw(record))
+    marks = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert "1.4" in marks or "1.5" in marks
+
+
+def test_a_damaged_record(tmp_path):
+    (tmp_path / "mlp-stars.json").write_text('{"architecture": "mlp", "nll": NaN}')
+    with pytest.raises(ValueError, match=r"mlp-stars\.json: NaN is not a JSON number"):
+        page.read(tmp_path)
+
+
 def test_a_figure_of_a_network_without_positions():
     record = a_record("mlp", modes=("mc",))
     record["mc"]["layers"] = record["mc"]["layers"][1:]

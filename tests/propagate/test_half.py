@@ -73,6 +73,26 @@ def test_a_small_variance_keeps_its_digits() -> None:
     assert float(var) == pytest.approx(1000 * (1 - tilt.item() ** 2), rel=1e-2)
 
 
+@pytest.mark.parametrize("dims", [0, 2])
+def test_a_belief_says_the_precision_of_its_moments(dims: int) -> None:
+    """So that a layer which needs more can raise it: a sum, behind a sum, of known inputs in float32."""
+    torch.manual_seed(0)
+    first, second = (
+        (bqn.nn.Linear(16, 12), bqn.nn.Linear(12, 3))
+        if dims == 0
+        else (bqn.nn.Conv2d(16, 12, 3), bqn.nn.Conv2d(12, 3, 2))
+    )
+    x = torch.where(torch.rand(4, 16, *(6,) * dims) < 0.5, -1.0, 1.0).to(DEVICE)
+    first, second = first.to(DEVICE), second.to(DEVICE)
+    full = second(first(x))
+    with half.lowered():
+        inner = first(x)
+        assert inner.dtype == inner.mean.dtype == inner.var.dtype == torch.bfloat16
+        low = second(inner)
+    assert low.dtype == low.mean.dtype == low.var.dtype == torch.float32
+    assert_close(low.var, full.var, rtol=0.02, atol=0)
+
+
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize(
     "make", [lambda: bqn.models.mlp(20, 3, (40, 30)), lambda: bqn.models.cnn((1, 8, 8), 3, (16, 16), 32)]

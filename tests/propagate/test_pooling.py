@@ -71,6 +71,14 @@ def test_average(
     assert torch.autograd.gradgradcheck(function, (x,))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "kernel"), [((2, 3, 7), (3,)), ((2, 3, 5, 6), (2, 3)), ((2, 3, 5, 6), (1, 6))])
+def test_running_average(shape: tuple[int, ...], kernel: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape, dtype=dtype)
+    plain = torch.nn.functional.avg_pool1d if len(kernel) == 1 else torch.nn.functional.avg_pool2d
+    torch.testing.assert_close(pooling.running_average(x, kernel), plain(x, kernel, 1))
+
+
 @pytest.mark.parametrize("stride", [(1, 1), (2, 2)])
 def test_an_average_keeps_nothing(stride: tuple[int, int]) -> None:
     source = torch.randn(2, 3, 4, 4, requires_grad=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import bqn
-from bqn.propagate import contraction, fourier, sums
+from bqn.propagate import contraction, fourier, half, sums
 from tests.nn.contract import assert_named_error, random_categorical
 
 EXACT = {"contract": contraction.sum_terms, "fft": fourier.sum_terms}
@@ -160,3 +160,33 @@ def test_sums_too_large_for_an_exact_method_say_so() -> None:
     odd = random_categorical((1, 30), (1.0, 2**0.5), torch.float32)
     layer = bqn.nn.Linear(30, 1, levels=(1.0, 3**0.5, 5**0.5), method="contract")
     assert_named_error(lambda: layer(odd), "distinct values", "clt")
+
+
+@pytest.mark.parametrize("levels", [(-1.0, 1.0), (-1.0, 0.0, 2.0)])
+def test_transforms_of_half_precision(levels: tuple[float, ...]) -> None:
+    """There are none, so float32 takes over: the law is that of the rounded probabilities."""
+    rounded = random_categorical((3, 4), levels).probs.bfloat16()
+    law = fourier.sum_terms([bqn.Categorical.of(levels, probs=rounded)])
+    truth = fourier.sum_terms([bqn.Categorical.of(levels, probs=rounded.double())])
+    assert law.probs.dtype == torch.float32
+    assert_close(law.probs.double(), truth.probs, rtol=1e-5, atol=1e-6)
+    none = fourier.sum_terms([bqn.Categorical.of(levels, probs=rounded[:0])])
+    assert none.probs.dtype == torch.float32
+    assert none.shape == (0,)
+
+
+@pytest.mark.parametrize("activations", [bqn.BINARY, bqn.TERNARY])
+def test_pooling_last_goes_with_half_precision(activations: tuple[float, ...]) -> None:
+    torch.manual_seed(0)
+    net = bqn.models.cnn((1, 8, 8), 3, (16, 16), 32, pool_first=False, activations=activations)
+    x, y = torch.rand(32, 1, 8, 8) * 2 - 1, torch.randint(3, (32,))
+    full = net.elbo(x, y, 1000, 1e-2)
+    full_grads = torch.autograd.grad(full, list(net.parameters()))
+    with half.lowered():
+        mixed = net.elbo(x, y, 1000, 1e-2)
+    mixed_grads = torch.autograd.grad(mixed, list(net.parameters()))
+    assert_close(mixed, full, rtol=1e-2, atol=0)
+    for ours, theirs in zip(mixed_grads, full_grads, strict=True):
+        assert ours.dtype == torch.float32
+        if theirs.numel() > 100:
+            assert float(torch.cosine_similarity(ours.flatten(), theirs.flatten(), 0)) > 0.995

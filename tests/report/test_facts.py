@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from bqn.deploy import to_bytes
+from bqn.deploy.runs import pack_run
 from bqn.report.facts import describe, levels_text
+from bqn.sizes import bytes_in_words
 from tests.report import pages
 
 
@@ -19,7 +22,8 @@ def test_a_classifier_is_described() -> None:
     )
     assert told["Network"] == "mlp; hidden 8; activations in {−1, 1}; batch norm"
     # 36 × 8 weights, 8 × 3 more and 3 biases, a bit each
-    assert told["Weights"] == "315 in {−1, 1} (1 bit): 39 bytes packed, 1.2 KiB in float32"
+    packed = bytes_in_words(len(to_bytes(pack_run(pages.full().run))))
+    assert told["Weights"] == f"315 in {{−1, 1}} (1 bit): {packed} packed, 1.3 kB in float32"
     assert told["Training"].startswith("3 of 3 epochs in 4.5 s; weights of epoch 3; batches of 100; learning rate 0.03")
     assert told["Evaluation"] == (
         "50 test examples; 2 sampled networks; seed 0; batch norm recalibrated on 40 training examples"

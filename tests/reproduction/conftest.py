@@ -30,7 +30,9 @@ def put(tmp_path: Path) -> Put:
 
     def write(cell: Cell, nll: float = 0.1, error: float = 0.02, **more: Any) -> Path:
         factors = {"analytic": 1.0, "mc": 1.2, "map": 1.5, "mc_recalibrated": 1.1, "map_recalibrated": 1.4}
-        scores = {mode: {"nll": nll * by, "error": error * by, "ece": 0.01 * by} for mode, by in factors.items()}
+        scores = {
+            mode: {"nll": nll * by, "error": min(error * by, 1.0), "ece": 0.01 * by} for mode, by in factors.items()
+        }
         document = {
             "architecture": cell.architecture,
             "data": cell.data,
@@ -44,6 +46,8 @@ def put(tmp_path: Path) -> Put:
             **({"test": scores} if cell.judged_on_test else {}),
             **more,
         }
+        if "failed" in more:
+            document = {name: value for name, value in document.items() if name not in ("test", "validation")}
         records.write(cell.path(tmp_path), document)
         return tmp_path
 

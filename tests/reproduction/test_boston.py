@@ -43,10 +43,10 @@ def out(tmp_path: Path) -> Path:
 def test_table(out: Path) -> None:
     lines = boston(out).splitlines()
     assert "| BQN, recipe `best` | 2.04 ± 0.07 | 3.10 ± 1.10 ✗ | -2.60 ± 0.20 ✗ | 2.00 – 4.20 | 2 |" in lines
-    assert "| BQN, recipe `paper` | 2.04 ± 0.07 | – | – | – | – |" in lines
+    assert "| BQN, recipe `paper` | 2.04 ± 0.07 | not measured | not measured | not measured | not measured |" in lines
     assert "| PBP | 2.79 ± 0.16 | 3.50 ± 0.50 | -2.70 ± 0.20 | 3.00 – 4.00 | 2 |" in lines
     assert "| NPN | 2.57 | 3.50 ± 0.00 | -2.10 ± 0.00 | 3.50 – 3.50 | 2 |" in lines
-    assert "| MC dropout | – | – | – | – | – |" in lines
+    assert "| MC dropout | – | not measured | not measured | not measured | not measured |" in lines
 
 
 def test_words(out: Path) -> None:
@@ -55,13 +55,19 @@ def test_words(out: Path) -> None:
     assert "does not explain" not in text
     (out / "regression/boston-paper").mkdir()
     (out / "regression/boston-paper/bqn.json").write_text(record("bqn", [3.0, 5.0], [-2.9, -3.0]))
-    assert "the choice of a split alone does not explain the paper's figure" in boston(out)
+    few = boston(out)
+    assert "Only 2 of the 20 splits were run with it: too few" in few
+    assert "does not explain" not in few
+    (out / "regression/boston-paper/bqn.json").write_text(record("bqn", [3.0] * 20, [-2.9] * 20))
+    all_of_them = boston(out)
+    assert "the choice of a split alone does not explain the paper's figure" in all_of_them
+    assert "too few" not in all_of_them
     assert "ahead of our PBP in both means; not ahead of EBP, NPN in both" in text
 
 
 def test_nothing_measured(tmp_path: Path) -> None:
     text = boston(tmp_path)
-    assert text.count("| – | – | – | – |") == 6
+    assert text.count("| not measured | not measured | not measured | not measured |") == 6
     assert "by split" not in text
 
 

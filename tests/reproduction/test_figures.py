@@ -42,6 +42,14 @@ def test_points_are_those_of_the_records(put: Any, tmp_path: Path) -> None:
     assert "paper: analytic, λ = 0.0001: 131.90" in markers(gap, "analytic dashed")
 
 
+def test_failed_runs_show(put: Any, tmp_path: Path) -> None:
+    first, second, *_ = plan("figure-power", "paper", 2, models=["mlp"], data=["mnist"])
+    put(first)
+    put(second, failed="training stopped")
+    titles = markers(figures(tmp_path)["results-power-mlp.svg"], "analytic")
+    assert "ours, recipe paper, λ = 0.0001: 100.00, 1 more failed" in titles
+
+
 def test_a_figure_is_a_file_of_its_own(put: Any, tmp_path: Path) -> None:
     for cell in plan("figure-power", "best", 1, models=["vgg"]):
         put(cell)

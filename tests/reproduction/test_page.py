@@ -16,6 +16,8 @@ def test_pages_without_any_record(tmp_path: Path) -> None:
     for text in made.values():
         assert "{" not in text
     assert made["results.md"].count("Not measured yet.") == 3
+    assert "- Not measured with the recipe `best`: all seven networks." in made["results.md"]
+    assert "- Not measured with the recipe `paper`: all seven networks." in made["results.md"]
     assert "No idea has been measured yet." in made["ablations.md"]
 
 
@@ -47,8 +49,41 @@ def test_what_learned_nothing_is_said(put: Any, tmp_path: Path) -> None:
 
 
 def test_failures_are_said(put: Any, tmp_path: Path) -> None:
-    put(VGG, failed="training stopped at epoch 3", test={}, validation={})
-    assert "VGG CIFAR-10, recipe `paper`, seed 0: training stopped at epoch 3." in pages(tmp_path)["results.md"]
+    put(VGG, failed="training stopped at epoch 3")
+    assert "VGG CIFAR-10, recipe `paper`, seed 0 failed: training stopped at epoch 3." in pages(tmp_path)["results.md"]
+
+
+def test_what_is_not_measured_is_said(put: Any, tmp_path: Path) -> None:
+    """One network is missing, one has too few seeds; in every table its cells say so."""
+    for cell in plan("table1", "best"):
+        if cell.data != "kmnist" and (cell.architecture, cell.seed > 2) != ("vgg", True):
+            put(cell)
+    page = pages(tmp_path)["results.md"]
+    assert "- Not measured with the recipe `best`: MLP KMNIST, CNN KMNIST.\n" in page
+    assert "- Fewer seeds than planned with the recipe `best`: 3 of 5 for VGG CIFAR-10.\n" in page
+    rows = [line for line in page.splitlines() if line.startswith("| CNN KMNIST |")]
+    assert [row.count("not measured") for row in rows] == [2 + 1, 3 + 1, 3 + 1, 4, 6]  # rivals too; ratios, calibration
+
+
+def test_failures_of_sweeps_and_ideas_are_said(put: Any, tmp_path: Path) -> None:
+    put(replace(VGG, variant="lam-0.001", seed=2), failed="it diverged")
+    page = pages(tmp_path)["results.md"]
+    assert "- VGG CIFAR-10, recipe `paper-lam-0.001`, seed 2 failed: it diverged." in page
+
+
+def test_overfitting_is_said(put: Any, tmp_path: Path) -> None:
+    def curve(last: float) -> dict[str, Any]:
+        found = {"epoch": [1, 3, 6], "train_nll": [0.9, 0.3, 0.02], "validation_nll": [0.8, 0.6, last]}
+        return {"curve": found, "epochs": 6, "best_epoch": 3}
+
+    put(VGG, 0.6, **curve(0.62))
+    assert "overfits" not in pages(tmp_path)["results.md"]
+    put(VGG, 0.6, **curve(0.72))
+    page = pages(tmp_path)["results.md"]
+    assert (
+        "it overfits. The validation NLL of the analytic prediction is lowest at epoch 3 of 6, with 600.0, and" in page
+    )
+    assert "ends at 720.0, while that of training falls to 20.0." in page
 
 
 def test_every_command_on_the_page_is_one(tmp_path: Path) -> None:
@@ -69,9 +104,9 @@ def test_ablations(put: Any, tmp_path: Path) -> None:
         put(replace(base, variant="jensen", seed=seed), jensen, 0.03)
     put(replace(base, variant="jensen", seed=2), 9.0, 0.03)  # nothing to compare it with
     page = pages(tmp_path)["ablations.md"]
-    assert "## CNN KMNIST, recipe `best`" in page
+    assert "### CNN KMNIST, recipe `best`" in page
     (plain,) = (line for line in page.splitlines() if line.startswith("| recipe as it is"))
-    assert plain.startswith("| recipe as it is | 100 | 80.0 / 2.00 (1) |")
+    assert plain.startswith(f"| recipe as it is | {base.config('cpu').epochs} | 80.0 / 2.00 (1) |")
     (short,) = (line for line in page.splitlines() if line.startswith("| `short`"))
     assert "105.0 ± 7.1 / 3.00 ± 0.00 (2)<br>+20.0 / +1.00 |" in short  # one seed in common
     (jensen,) = (line for line in page.splitlines() if line.startswith("| `jensen`"))

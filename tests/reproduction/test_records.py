@@ -56,6 +56,24 @@ def test_difference_names_the_setting(put: Any, tmp_path: Path) -> None:
         ({"test": {"mc": {"nll": "low"}}}, "test, mc, nll must be a number"),
         ({"validation": {"mc": {"nll": True}}}, "validation, mc, nll must be a number"),
         ({"test": {"mc": {"nll": float("nan")}}}, "NaN"),
+        (
+            {"test": {"analytic": {"nll": 0.1, "error": 0.1, "ece": 0.1}}},
+            "test must have nll of every mode .* mc has none",
+        ),
+        ({"validation": {mode: {"nll": 0.1, "error": 0.1} for mode in records.MODES}}, "validation must have ece"),
+        ({"test": {}}, "test must have nll of every mode"),
+        ({"test": {"mc": {"error": 1.5}}}, "test, mc, error is out of range"),
+        ({"test": {"mc": {"nll": -0.1}}}, "test, mc, nll is out of range"),
+        ({"config": {"epochs": "many"}}, "config: epochs must be an integer"),
+        ({"hardware": 3}, "hardware must be words"),
+        ({"failed": ""}, "failed must be words"),
+        ({"seconds": "long"}, "seconds must be a number"),
+        ({"together": None}, "together must be a number"),
+        ({"curve": [1]}, "curve must hold one list a figure"),
+        ({"curve": {"epoch": [1]}}, "curve must have epoch, train_nll and validation_nll"),
+        ({"curve": {"epoch": [1], "train_nll": [], "validation_nll": [1]}}, "lists of curve must be of one length"),
+        ({"curve": {"epoch": [1], "train_nll": ["x"], "validation_nll": [1]}}, "curve, train_nll must be a number"),
+        ({"curve": {"epoch": [1], "train_nll": [1], "validation_nll": [None]}}, "epochs must be a number"),
     ],
 )
 def test_damaged_records(put: Any, tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -63,6 +81,28 @@ def test_damaged_records(put: Any, tmp_path: Path, change: dict[str, Any], messa
     path = CELL.path(tmp_path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(RecordError, match=message):
+        records.read(CELL, tmp_path)
+
+
+def test_a_record_needs_what_it_is_judged_by(put: Any, tmp_path: Path) -> None:
+    idea = replace(CELL, variant="jensen")
+    for cell, part in ((CELL, "test"), (idea, "validation")):
+        put(cell)
+        path = cell.path(tmp_path)
+        document = json.loads(path.read_text())
+        del document[part]
+        path.write_text(json.dumps(document))
+        with pytest.raises(RecordError, match=rf"{part} must have nll of every mode"):
+            records.read(cell, tmp_path)
+        put(cell, failed="training stopped")  # it has neither
+        assert records.read(cell, tmp_path) is not None
+
+
+def test_infinity_is_refused(put: Any, tmp_path: Path) -> None:
+    put(CELL)
+    path = CELL.path(tmp_path)
+    path.write_text(path.read_text().replace('"entropy": 0.25', '"entropy": 1e999'))
+    with pytest.raises(RecordError, match="1e999 is too large"):
         records.read(CELL, tmp_path)
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bqn.reproduction import Cell, RecordError, plan, recipes, records, run
 from bqn.reproduction.running import groups
-from bqn.training import ConfigError, DivergedError, train
+from bqn.training import ConfigError, DivergedError, TrainConfig, train
 
 pytestmark = pytest.mark.usefixtures("tiny_recipes")
 
@@ -115,6 +116,39 @@ def test_groups() -> None:
     assert [len(group) for group in groups(wanted, 4)] == [4, 4, 4, 4, 3]
     mixed = [Cell("mlp", "mnist"), Cell("cnn", "mnist"), Cell("mlp", "mnist", seed=1)]
     assert list(groups(mixed)) == [[mixed[0], mixed[2]], [mixed[1]]]
+
+
+def test_what_differs_in_time_is_not_mixed() -> None:
+    """Those who share a GPU are charged equal parts of the time, so each number of levels is measured by itself."""
+    levels = plan("levels", "best", 3, data=["digits"])
+    found = [[(cell.variant, cell.seed) for cell in group] for group in groups(levels)]
+    assert found == [[(variant, seed) for seed in range(3)] for variant in ("", "levels-3", "levels-4", "levels-8")]
+    sweep = [Cell("mlp", "mnist", variant=variant) for variant in ("", "lam-0.1", "short", "jensen", "lam-0.2")]
+    assert [[cell.variant for cell in group] for group in groups(sweep)] == [
+        ["", "lam-0.1", "lam-0.2"],
+        ["short", "jensen"],
+    ]
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_seconds_of_levels_are_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
+    """On a GPU the time of a group is divided by its members, all of one D."""
+    trained, shared = [], []
+
+    def record(cell: Cell, run: object, dataset: object, together: int, device: str) -> dict[str, Any]:
+        shared.append((cell.variant, together))
+        return {"seconds": 1.0}
+
+    def train_together(configs: list[TrainConfig], *_: object, **__: object) -> list[DivergedError]:
+        trained.append({len(config.levels or ()) for config in configs})
+        return [DivergedError(1, 1, "KL", "") for _ in configs]
+
+    monkeypatch.setattr("bqn.reproduction.running.train_together", train_together)
+    monkeypatch.setattr("bqn.reproduction.running.describe", record)
+    monkeypatch.setattr("bqn.reproduction.running.find_device", lambda _: torch.device("cuda" if on_gpu else "cpu"))
+    run(plan("levels", "best", 2, data=["digits"]), out=tmp_path, work=None, device="cpu")
+    assert all(len(counts) == 1 for counts in trained)
+    assert {together for _, together in shared} == {2 if on_gpu else 1}
 
 
 def test_bad_input(tmp_path: Path) -> None:

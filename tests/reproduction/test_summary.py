@@ -22,6 +22,15 @@ def test_rows_beside_the_paper(put: Any, tmp_path: Path) -> None:
     assert in_words(row)[2:5] == ["2", "165.0 ± 21.2", "4.50 ± 0.00"]
 
 
+def test_failed_runs_are_not_seeds(put: Any, tmp_path: Path) -> None:
+    first, second = plan("table1", "best", 2, models=["cnn"], data=["kmnist"])
+    put(first)
+    put(second, failed="training stopped")
+    (row,) = summarize("table1", [first, second], tmp_path)
+    assert (row["seeds"], row["failed"]) == (1, 1)
+    assert in_words(row)[2] == "1, 1 failed"
+
+
 def test_ideas_are_judged_on_validation(put: Any, tmp_path: Path) -> None:
     cell = Cell("mlp", "mnist", "best", "jensen")
     put(cell)

@@ -16,12 +16,14 @@ def row(table: str, start: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_nothing_measured_is_a_dash(tmp_path: Path) -> None:
+def test_nothing_measured_is_said(tmp_path: Path) -> None:
     for make in (tables.table1, tables.table2, tables.table3):
         cells = row(make(tmp_path), "CNN KMNIST")
-        assert cells[3] == cells[5] == tables.NOTHING
+        assert cells[3] == cells[5] == "not measured"
         assert tables.SHORT not in make(tmp_path)
-    assert set(row(tables.ratios(tmp_path), "MLP MNIST")[1:]) == {tables.NOTHING}
+    assert row(tables.ratios(tmp_path), "MLP MNIST")[1:] == ["not measured"] * 4 + [tables.NOTHING]  # there is no aim
+    assert set(row(tables.calibration(tmp_path), "MLP MNIST")[1:]) == {"not measured"}
+    assert tables.rival(tmp_path, "qnn", "vgg", "cifar10", "map") == "not measured"
     assert tables.levels(tmp_path) == "Not measured yet."
 
 
@@ -41,7 +43,7 @@ def test_marks_what_falls_short(put: Any, tmp_path: Path) -> None:
 def test_rounding_decides_nothing() -> None:
     assert tables.shown(Statistic(0.0500499, None, 1), "nll", 50) == "50.0"
     assert tables.shown(Statistic(0.050051, None, 1), "nll", 50) == "50.1 ✗"
-    assert tables.shown(None, "nll", 50) == tables.NOTHING
+    assert tables.shown(None, "nll", 50) == "not measured"
 
 
 def test_paper_and_aim_stand_in_every_row(tmp_path: Path) -> None:
@@ -56,8 +58,12 @@ def test_paper_and_aim_stand_in_every_row(tmp_path: Path) -> None:
 def test_scoreboard(put: Any, tmp_path: Path) -> None:
     put(MLP, 0.049, 0.0141)
     board = tables.scoreboard(tmp_path)
-    assert row(board, "analytic")[1:] == ["1", "1", "12"]
-    assert row(board, "MC-5")[1:] == ["2", "0", "12"]
+    assert row(board, "analytic")[1:] == ["1", "1", "12", "2 of 2"]
+    assert row(board, "MC-5")[1:] == ["2", "0", "12", "2 of 2"]
+    put(replace(MLP, architecture="vgg", data="cifar10"), 0.53, 0.15)  # the paper's NLL is 530.6, its error 13.74
+    board = tables.scoreboard(tmp_path)
+    assert row(board, "analytic")[1:] == ["1", "3", "10", "3 of 4"]
+    assert row(board, "MAP")[4:] == ["2 of 2"]  # the paper has no MAP of the VGG
 
 
 def test_ratios_against_the_aim(put: Any, tmp_path: Path) -> None:
@@ -79,9 +85,13 @@ def test_levels(put: Any, tmp_path: Path) -> None:
     lines = [line for line in tables.levels(tmp_path).splitlines() if line.startswith("| MLP MNIST")]
     assert [line.split("|")[2].strip() for line in lines] == ["2", "3", "4", "8"]
     assert "50.0 / 2.00 (1)" in lines[0]
-    assert "–" in lines[1]
+    assert lines[1].count("not measured") == 5
     assert "| 2 | 40.0 / 2.00 (1)" in lines[2]
-    assert lines[2].endswith("| 60 |")
+    assert lines[2].endswith("| 60 | not measured |")
+    for seed, together in enumerate((3, 10)):
+        put(replace(MLP, variant="levels-4", seed=seed), 0.04, together=together)
+    lines = [line for line in tables.levels(tmp_path).splitlines() if line.startswith("| MLP MNIST")]
+    assert lines[2].endswith("| 60 | 3 or 10 |")
 
 
 def test_settings_come_from_the_records(put: Any, tmp_path: Path) -> None:
@@ -89,10 +99,29 @@ def test_settings_come_from_the_records(put: Any, tmp_path: Path) -> None:
     put(replace(MLP, recipe="paper"))
     cells = row(tables.settings(tmp_path), "MLP MNIST")
     assert cells[1:] == [
-        "paper", "jensen", "100", "0.01 × 0.98 an epoch", "-0.0001 for 5 epochs, then 0.005", "xavier", "2", "none"
+        "paper", "jensen", "100", "0.01 × 0.98 an epoch", "-0.0001 for 5 epochs, then 0.005", "xavier", "2", "none", ""
     ]  # fmt: skip
+    put(replace(MLP, recipe="paper"), code="0123456789", code_changed=True)
+    assert row(tables.settings(tmp_path), "MLP MNIST")[-1] == "0123456+"
 
 
 def test_a_failed_run_shows(put: Any, tmp_path: Path) -> None:
-    put(MLP, failed="training stopped", test={}, validation={})
-    assert row(tables.table1(tmp_path), "MLP MNIST")[5] == "failed (1)"
+    put(MLP, failed="training stopped")
+    assert row(tables.table1(tmp_path), "MLP MNIST")[5] == "1 failed ✗"
+    assert row(tables.scoreboard(tmp_path), "analytic")[1:] == ["0", "2", "12", "0 of 2"]
+
+
+def test_a_failed_run_among_good_ones_shows_and_is_not_met(put: Any, tmp_path: Path) -> None:
+    for seed in range(2):
+        put(replace(MLP, seed=seed), 0.030, 0.010)  # far below the aim
+        put(replace(CNN, seed=seed), 0.01, 0.01)
+    assert row(tables.scoreboard(tmp_path), "analytic")[1:] == ["4", "0", "10", "4 of 4"]
+    for cell in (MLP, CNN):
+        put(replace(cell, seed=2), failed="training stopped")
+    assert row(tables.scoreboard(tmp_path), "analytic")[1:] == ["0", "4", "10", "0 of 4"]
+    assert row(tables.table1(tmp_path), "MLP MNIST")[5] == "30.0 ± 0.0 / 1.00 ± 0.00 (2), 1 failed ✗"
+    assert row(tables.ratios(tmp_path), "CNN KMNIST")[1:4] == ["1.20 ± 0.00, 1 failed ✗", "1.10 ± 0.00, 1 failed ✗",
+                                                               "1.50 ± 0.00, 1 failed"]  # fmt: skip
+    assert row(tables.calibration(tmp_path), "CNN KMNIST, 1 failed")[1] == "1.00 ± 0.00"
+    put(replace(MLP, variant="levels-3"), failed="training stopped")
+    assert "| 1.58 | 1 failed | 1 failed | 1 failed |" in tables.levels(tmp_path)

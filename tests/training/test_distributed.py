@@ -26,6 +26,7 @@ from bqn.training import (
     TrainConfig,
     build_model,
     distributed,
+    fit,
     load_run,
     resume,
     train,
@@ -240,7 +241,20 @@ def _fail_alone(folder: Path) -> None:
 
 def _differ(folder: Path) -> None:
     config = tiny.config(seed=distributed.here().rank)
-    train(config, dataset=tiny.dataset())
+    train(config, dataset=tiny.dataset(), out=folder / "run")
+
+
+def _differ_in_fit(folder: Path) -> None:
+    config = tiny.config(seed=distributed.here().rank)
+    fit(build_model(config, (1, 6, 6), 3), tiny.images(), None, config, out=folder / "run")
+
+
+def _differ_resumed(folder: Path) -> None:
+    examples, held_out, _ = data_parts(CONFIG, tiny.dataset())
+    if distributed.here().first:
+        train(CONFIG, dataset=tiny.dataset(), out=folder / "run")
+    else:
+        resume(folder / "other", train=examples, validation=held_out)
 
 
 def _other_method(folder: Path) -> None:
@@ -272,6 +286,23 @@ def test_failures_stop_all(tmp_path, task, errors, message):
     assert message in str(outcomes[0]["message"])
 
 
+@pytest.mark.parametrize("task", [_differ, _differ_in_fit])
+def test_a_start_that_is_refused_leaves_no_folder(tmp_path, task):
+    outcomes = together(task, tmp_path)
+    assert [outcome["error"] for outcome in outcomes] == ["ConfigError"] * 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_resumed_where_another_begins(tmp_path):
+    with pytest.raises(StoppedError):
+        train(CONFIG, dataset=tiny.dataset(), out=tmp_path / "other", tick=stop)
+    before = (tmp_path / "other/checkpoint.safetensors").read_bytes()
+    outcomes = together(_differ_resumed, tmp_path)
+    assert [outcome["error"] for outcome in outcomes] == ["ConfigError"] * 2
+    assert not (tmp_path / "run").exists()
+    assert (tmp_path / "other/checkpoint.safetensors").read_bytes() == before
+
+
 def launched(monkeypatch, **values: str) -> None:
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", **values}.items():
         monkeypatch.setenv(name, value)
@@ -289,6 +320,23 @@ def launched(monkeypatch, **values: str) -> None:
 def test_where_we_are(monkeypatch, values, expected):
     launched(monkeypatch, **values)
     assert distributed.here() == expected
+
+
+@pytest.mark.parametrize(("rank", "count"), [("1", "1"), ("3", "3"), ("4", "2"), ("0", "0")])
+def test_a_number_that_no_process_can_have(monkeypatch, capsys, rank, count):
+    """Trained alone, it would write where the process 0 writes."""
+    from bqn.cli import main
+
+    launched(monkeypatch, RANK=rank, WORLD_SIZE=count)
+    message = f"RANK must be below WORLD_SIZE, {count}, got {rank}"
+    with pytest.raises(ConfigError, match=message):
+        distributed.here()
+    with pytest.raises(ConfigError, match=message):
+        train(tiny.config(), dataset=tiny.dataset())
+    assert main(["train", "--data", "digits"]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):

@@ -216,6 +216,7 @@ def test_validation_that_is_not_finite_stops(monkeypatch):
         ({"shift": 6}, tiny.images(), ConfigError, "shift must be below the size of the images"),
         ({"patience": 2}, tiny.images(), ConfigError, "patience needs validation data, got none"),
         ({"mixed_precision": True}, tiny.images(), ConfigError, "mixed_precision needs a CUDA device, got cpu"),
+        ({"compile": True}, tiny.images(), ConfigError, "compile needs a CUDA device, got cpu"),
         ({"device": "cuda:99"}, tiny.images(), ConfigError, "device: cuda:99 is not there"),
     ],
 )

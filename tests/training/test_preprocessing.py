@@ -45,6 +45,10 @@ def test_json_loses_nothing():
     again = Preprocessing.from_json(preprocessing.to_json(), "file")
     assert torch.equal(again.input(split.x), preprocessing.input(split.x))
     assert torch.equal(again.target(split.y), preprocessing.target(split.y))
+    assert "name" not in preprocessing.to_json()  # nothing that older versions would not read
+    named = Preprocessing.of(split, feature_names=("a", "ü", "", "d"), target_name="t")
+    again = Preprocessing.from_json(named.to_json(), "file")
+    assert (again.feature_names, again.target_name) == (("a", "ü", "", "d"), "t")
     images = Preprocessing.of(tiny.images(), classes=("a", "ü", "c"))
     assert Preprocessing.from_json(images.to_json(), "file").classes == ("a", "ü", "c")
 
@@ -71,6 +75,11 @@ def test_other_shape():
         ({"targets": {"mean": [0.0], "std": ["1"]}}, "must hold 1 numbers each"),
         ({"targets": {"mean": [0.0], "std": [0.0]}}, "std must be positive"),
         ({"targets": {"mean": [1e300], "std": [1.0]}}, "mean must be finite"),
+        ({"feature_names": "abcd"}, "feature_names must be a list of names"),
+        ({"feature_names": ["a", "b", "c", 4]}, "feature_names must be a list of names"),
+        ({"target_name": 0}, "target_name a name"),
+        ({"feature_names": ["a", "b"]}, "2 feature_names for .4., expected one name a feature"),
+        ({"feature_names": ["a", "b", "c", "a"]}, "expected one name a feature"),
     ],
 )
 def test_bad_json(change, message):

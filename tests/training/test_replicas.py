@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bqn.training import ConfigError, DivergedError, Run, load_run, loop, replicas, train, train_together
+from bqn.training import ConfigError, DivergedError, EpochRecord, Run, load_run, loop, replicas, train, train_together
+from bqn.training.folder import RunFolder
 from tests.training import tiny
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.gpu
+STEPS = 3  # an epoch, of 54 examples in batches of 18
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
@@ -72,6 +74,87 @@ def test_runs_that_were_stopped_go_on(tmp_path: Path) -> None:
         assert_same_run(together[number], train(config, dataset=tiny.dataset()))
     again = train_together(configs(), tiny.dataset(), folders=folders)  # finished: read, not trained
     assert_same_run(again[0], train(configs()[0], dataset=tiny.dataset()))
+
+
+class StepByStep:
+    """In the place of a `Recording`, for runs that are not on a GPU."""
+
+    def __init__(self, trainers: list[loop.Trainer]) -> None:
+        self.trainers = tuple(trainers)
+
+    def begin_epoch(self, orders: list[torch.Tensor]) -> None:
+        self.batches = [order.tensor_split(self.trainers[0].steps) for order in orders]
+
+    def advance(self, start: int, count: int) -> list[torch.Tensor]:
+        pairs = zip(self.trainers, self.batches, strict=True)
+        return [sum(trainer._step(batch) for batch in batches[start : start + count]) for trainer, batches in pairs]
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["recorded", "in turns"])
+@pytest.mark.parametrize("calls", [1, 2, 4, 5, 6])
+def test_an_interrupt_loses_no_step_of_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool, calls: int
+) -> None:
+    """No epoch is saved as it ends, as on a GPU: an interrupt must save all runs, wherever they are."""
+    monkeypatch.setitem(loop.SAVE_EVERY, "cpu", 1e9)
+    monkeypatch.setattr(replicas, "Recording", StepByStep)
+    monkeypatch.setattr(replicas, "_alike", lambda trainers: together)
+    monkeypatch.setitem(loop.LOOK_EVERY, "cuda", 2)
+    plans = [tiny.config(seed=seed, epochs=3) for seed in range(3)]
+    folders = [tmp_path / str(number) for number in range(3)]
+    called = 0
+
+    def stop() -> None:
+        nonlocal called
+        called += 1
+        if called == calls:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_together(plans, tiny.dataset(), folders=folders, tick=stop)
+    facts = [RunFolder(folder).read_checkpoint().facts for folder in folders]
+    done = [each["epoch"] * STEPS + each["position"] for each in facts]
+    if together:  # of each run two steps, then the last of the epoch
+        assert done == [{1: 2, 2: 3, 4: 6, 5: 8, 6: 9}[calls]] * 3
+        assert all(each["seconds"] > 0 for each in facts)
+    else:
+        assert sum(done) == calls
+    monkeypatch.undo()
+    for run, config in zip(train_together(plans, tiny.dataset(), folders=folders), plans, strict=True):
+        assert_same_run(run, train(config, dataset=tiny.dataset()))
+
+
+def test_an_interrupt_by_the_report_saves_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loop.SAVE_EVERY, "cpu", 1e9)
+    folders = [tmp_path / str(number) for number in range(2)]
+
+    def report(index: int, record: EpochRecord) -> None:
+        if (index, record.epoch) == (1, 2):
+            raise KeyboardInterrupt
+
+    plans = [tiny.config(seed=seed, epochs=3) for seed in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        train_together(plans, tiny.dataset(), folders=folders, report=report)
+    assert [RunFolder(folder).read_checkpoint().facts["epoch"] for folder in folders] == [2, 2]
+
+
+def test_an_interrupt_does_not_save_what_has_failed(tmp_path: Path) -> None:
+    """The weights of the first run overflow; its good checkpoint stays when the second is interrupted."""
+    folders = [tmp_path / str(number) for number in range(2)]
+    plans = [tiny.config(learning_rate=1e38), tiny.config(seed=1)]
+    called = 0
+
+    def stop() -> None:
+        nonlocal called
+        called += 1
+        if called == STEPS + 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_together(plans, tiny.dataset(), folders=folders, tick=stop)
+    load_run(folders[0])
+    facts = RunFolder(folders[1]).read_checkpoint().facts
+    assert facts["epoch"] * STEPS + facts["position"] > 0
 
 
 def test_one_failure_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,3 +260,16 @@ def test_classes_are_kept(tmp_path):
 
 def _no_space(*arguments):
     raise OSError(28, os.strerror(28))
+
+
+def test_a_run_that_was_compiled_goes_on_without_a_gpu(tmp_path):
+    """Compilation concerns time alone: it is refused where a run begins, not where one is continued or read."""
+    folder = tmp_path / "run"
+    with pytest.raises(StoppedError):
+        train(CONFIGS[0], out=folder, tick=stop_at(5))
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**document, "compile": True}))
+    assert load_run(folder).config.compile
+    done = resume(folder)
+    assert done.config.compile
+    assert len(done.history.records) == 3

@@ -26,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f'bqn: error: the command line needs {missing[0]}: pip install "bqn[cli]"', file=sys.stderr)
         return 1
-    from bqn.cli._main import run
+    try:
+        from bqn.cli._main import run
 
-    return run(sys.argv[1:] if arguments is None else list(arguments))
+        return run(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt:  # while modules were imported, before or after the command line was read
+        print("bqn: interrupted", file=sys.stderr)
+        return 130

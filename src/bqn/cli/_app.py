@@ -1,37 +1,80 @@
-"""All commands, in the order of the help. A new one is a file with a function, and one line here."""
+"""All commands, in the order of the help. A new one is a file with a function, and one line here.
+
+The file of a command is imported when the command is used: with torch that takes seconds, which neither the help nor a
+misspelt name should. So the help has its one line about each command from here.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
 from bqn import __version__
-from bqn.cli import (
-    benchmark,
-    compare,
-    data,
-    evaluate,
-    export,
-    faithfulness,
-    pack,
-    predict,
-    report,
-    reproduce,
-    resume,
-    run,
-    sweep,
-    train,
-    zoo,
-)
-from bqn.cli import inspect as inspection
 from bqn.cli._console import show
 from bqn.cli._errors import UsageError
-from bqn.training.distributed import here
+from bqn.cli._help import Command, Group
+from bqn.cli._processes import here
+
+COMMANDS = {
+    "Train": {
+        "train": "Train a network and keep it in a folder.",
+        "resume": "Continue a run after Ctrl-C, a crash or a power cut, from where it was last saved.",
+        "sweep": "Train every combination of values of λ, learning rate and batch size, with several seeds each.",
+        "data": "List, fetch and verify data sets.",
+    },
+    "Look": {
+        "evaluate": "Evaluate a run in its modes: analytic, by sampled networks (mc), by the most probable one (map).",
+        "compare": "Evaluate several runs on their test examples and put the figures side by side, the best bold.",
+        "benchmark": "Train several methods on the same splits and put their figures side by side.",
+        "report": "Write one HTML page about a run: learning curves, calibration, errors, uncertainty.",
+        "faithfulness": "Compare the analytic pass of a classifier with the sampled networks that it stands for.",
+        "reproduce": "Make a table or figure of the paper again: plan its runs, train and judge them, and record each.",
+    },
+    "Use": {
+        "predict": "Predict for examples in files, with uncertainty.",
+    },
+    "Deploy": {
+        "pack": "Pack a run into one file that works alone: a bit for a binary weight, integers for everything else.",
+        "run": "Evaluate a packed file on data, or predict for examples in files, by integer arithmetic.",
+        "inspect": "Show the layers of a packed file, the bits of its weights, and how its bytes add up.",
+        "zoo": "List the pretrained networks that come with bqn, or show the card of one.",
+        "export": "Write a packed network as a C header, an ONNX model or an HTML page.",
+    },
+}
+
+
+class _Commands(Group):
+    """The commands, each imported when it is used."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for panel, commands in COMMANDS.items():
+            for name, text in commands.items():
+                self.add_command(Command(name, help=text, rich_help_panel=panel), name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, None if found is None or name is None else build(name), rest
+
+
+def build(name: str) -> Any:
+    """The command of that name: the function in its file that is called so, with its docstring as help."""
+    module = import_module(f"bqn.cli.{name}")
+    if hasattr(module, "app"):  # a group of commands
+        return typer.main.get_command(module.app)
+    command = getattr(module, name)
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    alone.command(name, cls=Command, help=text, epilog=module.EXAMPLES)(command)
+    return typer.main.get_command(alone)
+
 
 app = typer.Typer(
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -59,30 +102,6 @@ def describe(
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
     """
-    if context.invoked_subcommand not in ("train", "resume") and here().several:
+    processes = here()
+    if context.invoked_subcommand not in ("train", "resume") and processes is not None and processes.several:
         raise UsageError(f"torchrun is for bqn train and bqn resume, not for bqn {context.invoked_subcommand}")
-
-
-def _add(command: Callable[..., None], panel: str, examples: str) -> None:
-    """Register a command under its own name, with its docstring as help."""
-    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
-    text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
-    app.command(command.__name__, help=text, epilog=examples, rich_help_panel=panel)(command)
-
-
-_add(train.train, "Train", train.EXAMPLES)
-_add(resume.resume, "Train", resume.EXAMPLES)
-_add(sweep.sweep, "Train", sweep.EXAMPLES)
-app.add_typer(data.app, name="data", rich_help_panel="Train")
-_add(evaluate.evaluate, "Look", evaluate.EXAMPLES)
-_add(compare.compare, "Look", compare.EXAMPLES)
-_add(benchmark.benchmark, "Look", benchmark.EXAMPLES)
-_add(report.report, "Look", report.EXAMPLES)
-_add(faithfulness.faithfulness, "Look", faithfulness.EXAMPLES)
-_add(reproduce.reproduce, "Look", reproduce.EXAMPLES)
-_add(predict.predict, "Use", predict.EXAMPLES)
-_add(pack.pack, "Deploy", pack.EXAMPLES)
-_add(run.run, "Deploy", run.EXAMPLES)
-_add(inspection.inspect, "Deploy", inspection.EXAMPLES)
-_add(zoo.zoo, "Deploy", zoo.EXAMPLES)
-_add(export.export, "Deploy", export.EXAMPLES)

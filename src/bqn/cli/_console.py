@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bqn.cli._errors import OutputError
-from bqn.training.distributed import here
+from bqn.cli._processes import is_first
 
 _LEAST_WIDTH = 80  # of tables: a narrower terminal breaks their lines, but no digit may be cut off
 
@@ -79,5 +79,5 @@ def complain(text: str) -> None:
 @contextmanager
 def working(text: str) -> Iterator[None]:
     """Show on a terminal that something is under way; elsewhere nothing. Of several processes the first shows it."""
-    with err.status(Text(text)) if here().first else nullcontext():
+    with err.status(Text(text)) if is_first() else nullcontext():
         yield

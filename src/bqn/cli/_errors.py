@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import torch
-
-from bqn.training import ConfigError, DivergedError, LostProcessError
-
-# What may go wrong without a fault in this package. Anything else is a bug, and shows as one.
-EXPECTED = (OSError, ValueError, DivergedError, LostProcessError, ImportError, MemoryError, torch.OutOfMemoryError)
 
 
 class UsageError(ValueError):
@@ -36,15 +30,33 @@ class OutputError(Exception):
 @contextmanager
 def settings_are_usage() -> Iterator[None]:
     """Turn a wrong setting into wrong usage, for commands whose settings come from the user."""
+    from bqn.training.errors import ConfigError
+
     try:
         yield
     except ConfigError as error:
         raise UsageError(str(error)) from error
 
 
+def is_expected(error: BaseException) -> bool:
+    """Whether this may go wrong without a fault in this package. Anything else is a bug, and shows as one."""
+    if isinstance(error, ImportError):
+        return _is_missing_extra(error)
+    return isinstance(error, (OSError, ValueError, MemoryError)) or _is_of_gpu(error) or ends_training(error)
+
+
+def ends_training(error: BaseException) -> bool:
+    """Whether it is one of the ways in which training can end early; in all processes, where there are several."""
+    if "bqn.training" not in sys.modules:  # nobody has trained, and the import takes seconds
+        return False
+    from bqn.training.errors import DivergedError, LostProcessError
+
+    return isinstance(error, (DivergedError, LostProcessError))
+
+
 def describe(error: BaseException) -> str:
     """The error as one line."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, MemoryError) or _is_of_gpu(error):
         text = "out of memory; --accumulate, --checkpoint-activations or a smaller --batch-size need less"
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -58,6 +70,12 @@ def one_line(text: str) -> str:
     return "".join(sign if sign.isprintable() else " " if sign == "\n" else repr(sign)[1:-1] for sign in text)
 
 
-def is_missing_extra(error: BaseException) -> bool:
+def _is_missing_extra(error: ImportError) -> bool:
     """Whether an optional library is not there, and the message says how to install it."""
-    return isinstance(error, ImportError) and "pip install" in str(error)
+    return "pip install" in str(error)
+
+
+def _is_of_gpu(error: BaseException) -> bool:
+    """Whether the memory of a GPU is full."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)

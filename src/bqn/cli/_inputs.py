@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bqn.cli._runs import describe_shape
+from bqn.cli._runs import describe_shape, require_columns
 from bqn.data import DataError, _csv, _images, _npz, _table
 from bqn.data._extras import require
+from bqn.training.preprocessing import Preprocessing
 
 Shape = tuple[int, ...]
 
@@ -25,7 +26,7 @@ class Inputs(NamedTuple):
     origins: list[tuple[str, int]]
 
 
-def read_inputs(files: Sequence[Path], shape: Shape, target: str | None = None) -> Inputs:
+def read_inputs(files: Sequence[Path], form: Preprocessing, target: str | None = None) -> Inputs:
     """Read examples of one shape, uint8 `(C, H, W)` or float32 `(F,)`.
 
     Parameters
@@ -33,13 +34,15 @@ def read_inputs(files: Sequence[Path], shape: Shape, target: str | None = None) 
     files : sequence of Path
         `.npz` with an array `x` or `x_test`, or one array only; `.csv` with one column a feature, with or without the
         target; pictures, one example each.
-    shape : shape of one example
+    form : Preprocessing
+        The shape of one example, and the names of its columns: a `.csv` file with a header is read by name.
     target : str or None
-        Name of the target's column in a `.csv` file that has it; the last column by default.
+        Where names are not known: that of the target's column in a `.csv` file that has it; by default the last column.
     """
+    shape = form.input_shape
     parts, origins = [], []
     for file in files:
-        x = _read_file(file, shape, target)
+        x = _read_file(file, form, target)
         if not len(x):
             raise DataError(f"{file} holds no examples")
         if tuple(x.shape[1:]) != shape or (x.dtype == torch.uint8) != (len(shape) == 3):
@@ -49,14 +52,14 @@ def read_inputs(files: Sequence[Path], shape: Shape, target: str | None = None) 
     return Inputs(torch.cat(parts), origins)
 
 
-def _read_file(file: Path, shape: Shape, target: str | None) -> Tensor:
+def _read_file(file: Path, form: Preprocessing, target: str | None) -> Tensor:
     suffix = file.suffix.lower()
     if suffix == ".npz":
         return _read_npz(file)
     if suffix == ".csv":
-        return _read_csv(file, shape, target)
+        return _read_csv(file, form, target)
     if suffix in _images.SUFFIXES:
-        return _read_picture(file, shape)
+        return _read_picture(file, form.input_shape)
     raise DataError(f"{file}: expected a file that ends in .npz, .csv, {', '.join(_images.SUFFIXES)}")
 
 
@@ -78,16 +81,30 @@ def _read_npz(file: Path) -> Tensor:
     return _npz._inputs(file, name, array)
 
 
-def _read_csv(file: Path, shape: Shape, target: str | None) -> Tensor:
+def _read_csv(file: Path, form: Preprocessing, target: str | None) -> Tensor:
     rows = _csv._rows(file)
-    if len(shape) != 1:
-        raise DataError(f"{file} holds features, expected {describe_shape(shape)}")
+    if len(form.input_shape) != 1:
+        raise DataError(f"{file} holds features, expected {describe_shape(form.input_shape)}")
     first = [name.strip() for name in rows[0].cells]
-    columns = _feature_columns(file, first, shape[0], target)
-    # A first row without any number holds names; one bad cell must not make names of an example.
-    names = [] if any(_table.is_number(first[column]) for column in columns) else first
+    if form.feature_names and _is_header(first, form.feature_names):
+        require_columns(str(file), first, form.feature_names, form.target_name)
+        columns, names = [first.index(name) for name in form.feature_names], first
+    else:
+        columns, names = _by_position(file, first, form.input_shape[0], target)
     body = rows[1:] if names else rows
     return torch.from_numpy(_table.numbers(file, body, columns, names).astype(np.float32))
+
+
+def _is_header(first: list[str], expected: Sequence[str]) -> bool:
+    """Whether a first row holds names: those that are expected, or no number at all."""
+    return set(expected) <= set(first) or not any(map(_table.is_number, first))
+
+
+def _by_position(file: Path, first: list[str], features: int, target: str | None) -> tuple[list[int], list[str]]:
+    """The columns of the features where nobody knows their names, and the names in the first row, if it has any."""
+    columns = _feature_columns(file, first, features, target)
+    # A first row without any number holds names; one bad cell must not make names of an example.
+    return columns, [] if any(_table.is_number(first[column]) for column in columns) else first
 
 
 def _feature_columns(file: Path, first: list[str], features: int, target: str | None) -> list[int]:

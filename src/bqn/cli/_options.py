@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
 from bqn.cli._errors import settings_are_usage
-from bqn.training import TrainConfig
-from bqn.training.surroundings import find_device
+
+if TYPE_CHECKING:
+    import torch
 
 RunFolderArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a run, made by bqn train.", show_default=False)
@@ -53,5 +53,8 @@ TensorBoard = Annotated[
 
 def choose_device(name: str) -> torch.device:
     """The device that `--device` names, if it is there."""
+    from bqn.training import TrainConfig
+    from bqn.training.surroundings import find_device
+
     with settings_are_usage():
         return find_device(TrainConfig(device=name))

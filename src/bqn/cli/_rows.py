@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from bqn.choices import expected_one_of
 from bqn.cli._console import out as screen
 from bqn.cli._console import show, write
 from bqn.cli._errors import UsageError
@@ -22,13 +23,14 @@ from bqn.training.preprocessing import Preprocessing
 
 FORMATS = ("table", "csv", "json")
 Row = dict[str, Any]
+_NEARLY_SURE = 0.9999
 
 FilesArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="FILE",
-        help="Examples: .npz with an array x; .csv with one column a feature, in the order of training, with or "
-        "without the target; pictures of the size of training.",
+        help="Examples: .npz with an array x; .csv with one column a feature, by the names in its header or else in "
+        "the order of training, with or without the target; pictures of the size of training.",
         show_default=False,
     ),
 ]
@@ -59,7 +61,7 @@ def choose_format(form: str | None, out: Path | None) -> str:
 
 def require_choice(value: str, allowed: tuple[str, ...], name: str) -> None:
     if value not in allowed:
-        raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        raise UsageError(expected_one_of(name, allowed, value))
 
 
 def prediction_rows(predictor: Predictor, form_of: Preprocessing, inputs: Inputs, mode: str) -> list[Row]:
@@ -138,9 +140,11 @@ def _show_table(rows: list[Row]) -> None:
     heads = [key for key in rows[0] if key != "probabilities"]
     table = new_table(*heads)
     for row in rows:
-        table.add_row(*(Text(_cell(row[key])) for key in heads))
+        table.add_row(*(Text(_cell(key, row[key])) for key in heads))
     show(table)
 
 
-def _cell(value: object) -> str:
+def _cell(key: str, value: object) -> str:
+    if key == "confidence" and isinstance(value, float) and value > _NEARLY_SURE:
+        return f">{_NEARLY_SURE:g}"  # no network is sure
     return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

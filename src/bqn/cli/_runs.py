@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -10,9 +11,10 @@ import torch
 
 from bqn.cli._console import note, working
 from bqn.cli._errors import UsageError
-from bqn.data import DataError, Dataset, Split, load
+from bqn.data import DataError, Dataset, Split, Task, load
 from bqn.training import Run, load_data, load_run, own_parts
 from bqn.training.preprocessing import Preprocessing
+from bqn.zoo import PRETRAINED
 
 PARTS = ("test", "validation", "all")
 _MOST_NAMED = 5
@@ -57,11 +59,20 @@ class Judged:
 
 def open_run(path: Path, device: torch.device) -> Run:
     """Read a run, and say so if it is not finished."""
+    require_folder(path)
     run = load_run(path, device=str(device))
     done, wanted = len(run.history.records), run.config.epochs
     if done < wanted and not run.history.stopped_early:
         note(f"{path} is not finished: {done} of {wanted} epochs")
     return run
+
+
+def require_folder(path: Path) -> None:
+    """Raise where a packed network is named in the place of a run."""
+    if path.is_file():
+        raise UsageError(f"{path} is a file, not the folder of a run; if it is a packed network, use bqn run {path}")
+    if not path.exists() and str(path) in PRETRAINED.names():
+        raise UsageError(f"{path} is a packed network, not the folder of a run: use bqn run {path}")
 
 
 def judge(path: Path, device: torch.device, data: str | None, data_dir: Path | None, part: str = "test") -> Judged:
@@ -78,6 +89,7 @@ def judge(path: Path, device: torch.device, data: str | None, data_dir: Path | N
     run = open_run(path, device)
     with working(f"loading {data or run.config.data}"):
         dataset = load_data(run.config, data_dir) if data is None else _load_other(run, data, data_dir)
+    dataset = with_own_columns(path, run, dataset)
     require_like(path, run, dataset)
     if data is not None:
         chosen = _part_of_other(dataset, part)
@@ -95,9 +107,15 @@ def judge(path: Path, device: torch.device, data: str | None, data_dir: Path | N
 
 def _load_other(run: Run, data: str, data_dir: Path | None) -> Dataset:
     """Other data; a table is read as the run's own was."""
-    if Path(data).suffix.lower() == ".csv":
-        return load(data, data_dir, target=run.config.target, task=run.config.task)
-    return load(data, data_dir)
+    if Path(data).suffix.lower() != ".csv":
+        return load(data, data_dir)
+    return load_table(data, run.config.target, run.preprocessing.target_name, run.config.task)
+
+
+def load_table(data: str, target: str | None, known_as: str | None, task: Task | None) -> Dataset:
+    """A `.csv` file; where the target is `known_as` and nobody named it, it may stand in any column."""
+    dataset = load(data, target=target, task=task)
+    return load(data, target=known_as, task=task) if known_as in dataset.feature_names else dataset
 
 
 def _part_of_other(dataset: Dataset, part: str) -> Split:
@@ -122,6 +140,31 @@ def require_like(path: Path, run: Prepared, dataset: Dataset) -> None:
         raise DataError(
             f"{dataset.name} has {dataset.train.y.shape[1]} targets, but {path} predicts {run.preprocessing.outputs}"
         )
+
+
+def with_own_columns(path: Path, run: Prepared, dataset: Dataset) -> Dataset:
+    """The same examples with their columns in the order of the run, where both have names."""
+    own, given = run.preprocessing.feature_names, dataset.feature_names
+    if not own or not given or own == given:
+        return dataset
+    require_columns(dataset.name, [*given, dataset.target_name or ""], own, run.preprocessing.target_name)
+    order = [given.index(name) for name in own]
+    train, test = (Split(part.x[:, order], part.y) for part in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test, feature_names=own)
+
+
+def require_columns(source: str, given: Sequence[str], features: Sequence[str], target: str | None) -> None:
+    """Raise unless `given` are the names of the features, each once and in any order, with or without the target."""
+    twice = sorted({name for name in given if given.count(name) > 1})
+    missing = [name for name in features if name not in given]
+    unknown = [name for name in given if name not in features and name != target]
+    faults = [
+        f"{words} {_few([repr(name) for name in names])}"
+        for words, names in (("missing", missing), ("unknown", unknown), ("more than once", twice))
+        if names
+    ]
+    if faults:
+        raise DataError(f"{source}: its columns are not those of training: {'; '.join(faults)}")
 
 
 def with_own_labels(path: Path, run: Prepared, dataset: Dataset, split: Split) -> Split:

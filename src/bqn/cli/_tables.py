@@ -40,8 +40,7 @@ REGRESSION = (
     Column("coverage_90", "in 90%", ".0%", None),
 )
 CLASSIFICATION_NOTES = (
-    "NLL, its bound and entropies in nats; ECE over {bins} bins; entropy: mean of the predictions, epistemic: the part "
-    "that more data could remove"
+    "NLL{bound} and entropies in nats; ECE over {bins} bins; entropy: mean of the predictions{epistemic}"
 )
 REGRESSION_NOTES = (
     "log-likelihood in nats; RMSE and CRPS in units of the target; aleatoric, epistemic: variances from noise and from "
@@ -91,12 +90,18 @@ def notes_on(result: Mapping[str, Any]) -> str:
     recalibrated = "; recal.: with batch norm statistics of their own" if "map_recalibrated" in result else ""
     words = "".join(f"; {mode}: {text}" for mode, text in _MEANINGS.items() if mode in result)
     tempered = "; T: with a temperature fitted on the validation examples" if "tempered" in result else ""
-    return f"{(notes + words).format(**result['settings'])}{recalibrated}{tempered}."
+    shown = {key for mode in modes_of(result) for key, value in result[mode].items() if value is not None}
+    told = {
+        "bound": ", its bound" if "bound" in shown else "",
+        "epistemic": ", epistemic: the part that more data could remove" if "epistemic" in shown else "",
+    }
+    return f"{(notes + words).format(**result['settings'], **told)}{recalibrated}{tempered}."
 
 
 def scores_table(result: Mapping[str, Any]) -> Table:
     """One row a mode."""
-    columns = columns_of(result)
+    shown = [*(result[mode] for mode in modes_of(result)), *result.get("tempered", {}).values()]
+    columns = [each for each in columns_of(result) if any(scores.get(each.key) is not None for scores in shown)]
     table = new_table("", *(column.head for column in columns))
     for mode in modes_of(result):
         table.add_row(short(mode), *(cell(result[mode].get(column.key), column.form) for column in columns))

@@ -49,7 +49,7 @@ def train_all(plans: Sequence[Plan], dataset: Dataset, folder: Path, quiet: bool
                 tick=stop,
             )
         except KeyboardInterrupt:
-            raise InterruptedRunError("what was finished is saved; the same command goes on from there") from None
+            raise InterruptedRunError("the runs are saved; the same command continues them") from None
     summaries = [_summary(name, run) for name, run in zip(names, runs, strict=True)]
     groups = _by_setting(plans, summaries)
     if as_json:

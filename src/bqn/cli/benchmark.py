@@ -23,10 +23,11 @@ from bqn.comparison.words import describe_rows, heads, notes
 from bqn.data import DataError
 from bqn.training.files import to_json, write_atomic
 
-EXAMPLES = """Examples:
-  bqn benchmark --data boston --methods bqn,pbp,ebp,npn,mc-dropout --splits 20
-  bqn benchmark --data digits --methods bqn,qnn,ensemble --splits 3 --set epochs=10
-  bqn benchmark --data prices.csv --target price --methods bqn,pbp --set bqn.lam=0.3"""
+EXAMPLES = """
+bqn benchmark --data boston --methods bqn,pbp,ebp,npn,mc-dropout --splits 20
+bqn benchmark --data digits --methods bqn,qnn,ensemble --splits 3 --set epochs=10
+bqn benchmark --data prices.csv --target price --methods bqn,pbp --set bqn.lam=0.3
+"""
 
 
 def benchmark(
@@ -163,8 +164,10 @@ def _progress(plan: Plan, done: int, quiet: bool) -> Iterator[Callable[[Task, fl
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("gone,"),
+        TimeRemainingColumn(),
         TextColumn("left"),
     )
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
+    with Progress(*columns, console=err, transient=True) as bar:
         line = bar.add_task("training", total=total, completed=done)
         yield lambda task, seconds: bar.update(line, advance=1, description=f"{task.method}, split {task.replicate}")

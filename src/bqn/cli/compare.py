@@ -20,7 +20,7 @@ from bqn.cli._tables import modes_of, new_table, notes_on, ranked_table, short
 from bqn.cli.evaluate import score
 from bqn.training import TrainConfig
 
-EXAMPLES = "Example: bqn compare runs/one runs/two runs/three"
+EXAMPLES = "bqn compare runs/one runs/two runs/three"
 
 
 def compare(
@@ -35,7 +35,7 @@ def compare(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate several runs on their test examples and put the figures side by side, the best ones bold.
+    """Evaluate several runs on their test examples and put the figures side by side, the best bold.
 
     Choose a model by its validation scores, which bqn train prints, not by those shown here.
     """

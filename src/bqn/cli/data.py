@@ -14,13 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from bqn.cli._console import err, show, show_json
+from bqn.cli._help import Command, Group
 from bqn.cli._options import AsJson, DataDir, Quiet
 from bqn.data import FileReport, SetInfo, available, data_root
 from bqn.data import fetch as fetch_set
 from bqn.data import verify as verify_set
 from bqn.data._catalog import find_entry
 
-app = typer.Typer(help="List, fetch and verify data sets.")
+app = typer.Typer(cls=Group, help="List, fetch and verify data sets.", add_completion=False, rich_markup_mode="rich")
 
 Transfer = Callable[[str, int, int | None], None]
 Names = Annotated[list[str], typer.Argument(metavar="NAME", help="Names of data sets.", show_default=False)]
@@ -29,7 +30,7 @@ OptionalNames = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_sets(names: OptionalNames = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the data sets that have a name; with names, all about these: licence, source, description."""
     root = data_root(data_dir)
@@ -46,7 +47,7 @@ def list_sets(names: OptionalNames = None, data_dir: DataDir = None, as_json: As
         )
 
 
-@app.command("fetch")
+@app.command("fetch", cls=Command)
 def fetch(names: Names, data_dir: DataDir = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Download what is missing or damaged of data sets, and verify it. A broken download goes on where it stopped."""
     for name in names:
@@ -58,7 +59,7 @@ def fetch(names: Names, data_dir: DataDir = None, as_json: AsJson = False, quiet
     _tell(reports, data_root(data_dir), as_json)
 
 
-@app.command("verify")
+@app.command("verify", cls=Command)
 def verify(names: OptionalNames = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Compare the files of data sets with the published checksums.
 

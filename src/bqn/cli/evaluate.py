@@ -27,9 +27,10 @@ from bqn.cli._runs import PARTS, Judged, describe_shape, judge
 from bqn.cli._tables import corruptions_table, notes_on, ood_table, scores_table
 from bqn.data import DataError, Split, load
 
-EXAMPLES = """Examples:
-  bqn evaluate runs/one --json
-  bqn evaluate runs/mnist --ood fashion-mnist --corruptions --recalibrate"""
+EXAMPLES = """
+bqn evaluate runs/one --json
+bqn evaluate runs/mnist --ood fashion-mnist --corruptions --recalibrate
+"""
 
 
 def evaluate(

@@ -13,13 +13,14 @@ from bqn.cli._errors import UsageError
 from bqn.cli._options import AsJson
 from bqn.cli._packed import PackedArgument, open_packed
 from bqn.cli._rows import require_choice
-from bqn.cli.inspect import bytes_in_words
 from bqn.deploy import Packed
+from bqn.sizes import bytes_in_words
 
-EXAMPLES = """Examples:
-  bqn export one.bqn --to c --name digits
-  bqn export digits-mlp-mc5 --to html --out digits.html
-  bqn export one.bqn --to onnx"""
+EXAMPLES = """
+bqn export one.bqn --to c --name digits
+bqn export digits-mlp-mc5 --to html --out digits.html
+bqn export one.bqn --to onnx
+"""
 
 SUFFIXES = {"c": ".h", "onnx": ".onnx", "html": ".html"}
 FORMS = tuple(SUFFIXES)

@@ -26,9 +26,10 @@ from bqn.nn import BatchNorm1d, BatchNorm2d
 from bqn.reproduction.measuring import code, hardware
 from bqn.training.files import to_json
 
-EXAMPLES = """Examples:
-  bqn faithfulness runs/one --samples 1,2,5,10 --json
-  bqn faithfulness runs/mnist --figure faithfulness.svg --ood fashion-mnist,kmnist"""
+EXAMPLES = """
+bqn faithfulness runs/one --samples 1,2,5,10 --json
+bqn faithfulness runs/mnist --figure faithfulness.svg --ood fashion-mnist,kmnist
+"""
 
 _NOTES = (
     "means: root mean square error of mean field's means, in standard deviations of sampled networks; variances: mean "

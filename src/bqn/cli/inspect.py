@@ -12,11 +12,13 @@ from bqn.cli._console import footnote, show, show_json
 from bqn.cli._options import AsJson
 from bqn.cli._packed import PackedArgument, open_packed
 from bqn.cli._tables import new_table
+from bqn.deploy.columns import KEY
 from bqn.deploy.inspection import describe
 
-EXAMPLES = """Examples:
-  bqn inspect one.bqn
-  bqn inspect digits-mlp"""
+EXAMPLES = """
+bqn inspect one.bqn
+bqn inspect digits-mlp
+"""
 
 
 def inspect(file: PackedArgument, as_json: AsJson = False) -> None:
@@ -33,16 +35,19 @@ def inspect(file: PackedArgument, as_json: AsJson = False) -> None:
     )
 
 
-def bytes_in_words(count: int) -> str:
-    """A number of bytes, short."""
-    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
-
-
 def _summary(facts: Mapping[str, Any]) -> str:
     members = "1 network" if facts["members"] == 1 else f"{facts['members']} networks"
     classes = f", {len(facts['classes'])} classes" if facts["classes"] else ""
-    about = ", ".join(f"{key} {value}" for key, value in facts["about"].items() if value not in (None, False))
+    about = ", ".join(_fact(key, value) for key, value in facts["about"].items() if _is_told(key, value))
     return f"{facts['task']}{classes}, {members} on {facts['input']['kind']}{f' ({about})' if about else ''}"
+
+
+def _is_told(key: str, value: object) -> bool:
+    return value is not None and value is not False and key != KEY
+
+
+def _fact(key: str, value: object) -> str:
+    return key if value is True else f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
 
 
 def _layers(facts: Mapping[str, Any]) -> Table:

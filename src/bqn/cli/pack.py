@@ -13,14 +13,15 @@ from bqn.cli._errors import UsageError
 from bqn.cli._options import AsJson, BatchSize, DataDir, Device, RunFolderArgument, Samples, Seed, choose_device
 from bqn.cli._rows import require_choice
 from bqn.cli._runs import judge, open_run
-from bqn.cli.inspect import bytes_in_words
 from bqn.deploy import to_bytes
 from bqn.deploy.inspection import describe
 from bqn.deploy.runs import MODES, pack_run
+from bqn.sizes import bytes_in_words
 
-EXAMPLES = """Examples:
-  bqn pack runs/one --out one.bqn
-  bqn pack runs/one --mode mc --samples 5 --out five.bqn"""
+EXAMPLES = """
+bqn pack runs/one --out one.bqn
+bqn pack runs/one --mode mc --samples 5 --out five.bqn
+"""
 
 
 def pack(
@@ -40,6 +41,7 @@ def pack(
         bool,
         typer.Option("--temper", metavar="", help="With a temperature fitted on the run's validation examples."),
     ] = False,
+    force: Annotated[bool, typer.Option("--force", metavar="", help="Replace FILE if it exists.")] = False,
     batch_size: BatchSize = 500,
     device: Device = "auto",
     data_dir: DataDir = None,
@@ -51,6 +53,8 @@ def pack(
     give the same figures: see bqn run.
     """
     require_choice(mode, MODES, "--mode")
+    if out.is_file() and not force:
+        raise FileExistsError(f"{out} exists already: replace it with --force, or choose another --out")
     chosen = choose_device(device)
     judged = judge(run, chosen, None, data_dir) if recalibrate or temper else None
     opened = open_run(run, chosen) if judged is None else judged.run

@@ -18,10 +18,11 @@ from bqn.network import MODES
 from bqn.predictions import Predictor
 from bqn.zoo import PRETRAINED
 
-EXAMPLES = """Examples:
-  bqn predict runs/one scan-1.png scan-2.png
-  bqn predict digits-mlp-mc5 scan-1.png
-  bqn predict runs/prices houses.csv --format json --out predictions.json"""
+EXAMPLES = """
+bqn predict runs/one scan-1.png scan-2.png
+bqn predict digits-mlp-mc5 scan-1.png
+bqn predict runs/prices houses.csv --format json --out predictions.json
+"""
 
 _SAMPLES = 5
 
@@ -67,7 +68,7 @@ def predict(
     opened = open_run(run, choose_device(device))
     mode = mode or opened.net.modes[0]
     require_choice(mode, opened.net.modes, "--mode")
-    inputs = read_inputs(files, opened.preprocessing.input_shape, opened.config.target)
+    inputs = read_inputs(files, opened.preprocessing, opened.config.target)
     with working(f"predicting {len(inputs.x):,} examples"):
         predictor = Predictor(
             opened.net, prepare=opened.preprocessing.input, samples=samples, seed=seed, batch_size=batch_size

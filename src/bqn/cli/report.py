@@ -10,7 +10,7 @@ import typer
 from bqn.cli._console import show, working
 from bqn.cli._options import Corruptions, DataDir, Device, Outside, RunFolderArgument, Samples, Seed, choose_device
 
-EXAMPLES = "Example: bqn report runs/one --ood fashion-mnist"
+EXAMPLES = "bqn report runs/one --ood fashion-mnist"
 
 
 def report(
@@ -25,12 +25,14 @@ def report(
     device: Device = "auto",
     data_dir: DataDir = None,
 ) -> None:
-    """Write one HTML page about a run, with everything in it: learning curves, calibration, errors, uncertainty.
+    """Write one HTML page about a run: learning curves, calibration, errors, uncertainty.
 
-    Prints the path of the page.
+    The page has everything in it, pictures and scripts too. Prints its path.
     """
-    from bqn import report as page  # only this command needs it
+    from bqn import report as page
+    from bqn.cli._runs import require_folder
 
+    require_folder(run)
     where = str(choose_device(device))
     with working(f"writing a report on {run}"):
         path = page.write(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from bqn.choices import expected_one_of
 from bqn.cli._console import err, note, show, show_json
 from bqn.cli._errors import InterruptedRunError, UsageError, settings_are_usage
 from bqn.cli._options import AsJson, DataDir, Device, Quiet, choose_device
@@ -24,11 +25,13 @@ from bqn.reproduction.recipes import RECIPES
 from bqn.reproduction.running import sort_out
 from bqn.reproduction.summary import in_words, planned, summarize
 from bqn.training import EpochRecord
+from bqn.training.surroundings import find_device
 
-EXAMPLES = """Examples:
-  bqn reproduce table1 --model cnn --data kmnist --recipe best --seeds 1
-  bqn reproduce figure-gap --recipe paper --dry-run
-  bqn reproduce page"""
+EXAMPLES = """
+bqn reproduce table1 --model cnn --data kmnist --recipe best --seeds 1
+bqn reproduce figure-gap --recipe paper --dry-run
+bqn reproduce page
+"""
 
 _PAGE = "page"
 _GOES_ON = "what was finished is recorded; the same command goes on from there"
@@ -100,7 +103,7 @@ def reproduce(
         _tell_files(written, as_json)
         return
     if target not in TARGETS:
-        raise UsageError(f"TARGET must be one of {', '.join(TARGETS)} or page, got {target!r}")
+        raise UsageError(expected_one_of("TARGET", (*TARGETS, _PAGE), target))
     if target == "table4":
         if model or data or idea:
             raise UsageError("--model, --data and --idea are not for table4, which is about Boston")
@@ -116,6 +119,8 @@ def reproduce(
         return
     if found and missing and not quiet:
         note(f"{len(found)} of {len(cells)} runs are recorded already")
+    if missing and not quiet:
+        note(_introduce(missing, device))
     with settings_are_usage(), stop_on_interrupt() as stop, _progress(missing, device, quiet) as shown:
         try:
             run(
@@ -142,6 +147,15 @@ def reproduce(
     show(table, f"records are in {out}; next: bqn reproduce page")
 
 
+def _introduce(missing: Sequence[Cell], device: str) -> str:
+    """What is about to be done, and where."""
+    configs = [cell.config(device) for cell in missing]
+    lengths = sorted({config.epochs for config in configs})
+    each = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+    runs = "1 run" if len(configs) == 1 else f"{len(configs)} runs"
+    return f"{runs} of {each} epochs, {sum(config.epochs for config in configs):,} in all, on {find_device(configs[0])}"
+
+
 def _names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
@@ -158,6 +172,7 @@ def _table4(
         rows = [
             {
                 "run": f"boston/{method}",
+                "epochs": next(task.config.epochs for task in wanted.tasks if task.method == method),
                 "planned": wanted.replicates,
                 "recorded": len(known.get(method, set()) & set(range(wanted.replicates))),
             }
@@ -187,9 +202,9 @@ def _tell_plan(rows: Sequence[dict[str, Any]], found: int, missing: int, as_json
     if as_json:
         show_json({"recorded": found, "missing": missing, "runs": list(rows)})
         return
-    table = new_table("run", "planned", "recorded")
+    table = new_table("run", "epochs", "planned", "recorded")
     for row in rows:
-        table.add_row(row["run"], str(row["planned"]), str(row["recorded"]))
+        table.add_row(row["run"], str(row["epochs"]), str(row["planned"]), str(row["recorded"]))
     show(table, f"{found} runs are recorded, {missing} are not")
 
 
@@ -227,8 +242,9 @@ def _progress(missing: Sequence[Cell], device: str, quiet: bool) -> Iterator[_Sh
     if not err.is_terminal:
         yield _Shown(line, end)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=err, transient=True) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs,"))
+    times = (TimeElapsedColumn(), TextColumn("gone,"), TimeRemainingColumn(), TextColumn("left"))
+    with Progress(*columns, *times, console=err, transient=True) as bar:
         task = bar.add_task("training", total=epochs)
 
         def move(cell: Cell, record: EpochRecord) -> None:

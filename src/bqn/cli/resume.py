@@ -14,7 +14,7 @@ from bqn.training import EpochRecord
 from bqn.training.distributed import here, leave
 from bqn.training.folder import RunFolder
 
-EXAMPLES = "Example: bqn resume runs/one"
+EXAMPLES = "bqn resume runs/one"
 
 
 def resume(

@@ -14,17 +14,19 @@ from bqn.cli._errors import UsageError
 from bqn.cli._options import AsJson, BatchSize, DataDir
 from bqn.cli._packed import PackedArgument, form_of, open_packed, predict_packed
 from bqn.cli._rows import Format, Out, choose_format, require_choice
-from bqn.cli._runs import require_like, with_own_labels
+from bqn.cli._runs import load_table, require_like, with_own_columns, with_own_labels
 from bqn.cli._tables import notes_on, scores_table
 from bqn.data import Dataset, Split, load
+from bqn.deploy.columns import from_about
 from bqn.deploy.model import PackedModel
 from bqn.deploy.network import MODE, evaluate
 from bqn.training.preprocessing import Preprocessing
 
-EXAMPLES = """Examples:
-  bqn run one.bqn --data digits --json
-  bqn run digits-mlp-mc5 --data digits
-  bqn run one.bqn scan-1.png scan-2.png"""
+EXAMPLES = """
+bqn run one.bqn --data digits --json
+bqn run digits-mlp-mc5 --data digits
+bqn run one.bqn scan-1.png scan-2.png
+"""
 
 PARTS = ("test", "all")
 
@@ -78,6 +80,7 @@ def run(
     with working(f"loading {data}"):
         dataset = _load(model, data, data_dir)
     prepared = _Prepared(form_of(model, dataset.input_shape))
+    dataset = with_own_columns(file, prepared, dataset)
     require_like(file, prepared, dataset)
     examples = with_own_labels(file, prepared, dataset, _part(dataset, part))
     with working(f"running {file} on {dataset.name}"):
@@ -99,8 +102,9 @@ def _load(model: PackedModel, data: str, data_dir: Path | None) -> Dataset:
     """The data; those that the network was trained on are read and split as then."""
     about = model.packed.about
     if data != about.get("data"):
-        csv = Path(data).suffix.lower() == ".csv"
-        return load(data, data_dir, target=about.get("target") if csv else None)
+        if Path(data).suffix.lower() != ".csv":
+            return load(data, data_dir)
+        return load_table(data, about.get("target"), from_about(about).target, about.get("task"))
     return load(data, data_dir, split=about.get("split", 0), target=about.get("target"), task=about.get("task"))
 
 

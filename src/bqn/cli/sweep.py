@@ -18,9 +18,10 @@ from bqn.cli.train import free_folder, resolve
 from bqn.training import TrainConfig
 from bqn.training.replicas import seeds_of
 
-EXAMPLES = """Examples:
-  bqn sweep --data mnist --model mlp --lam 1e-4,1e-3,1e-2 --seeds 10 --out runs/lam
-  bqn sweep --data digits --learning-rate 0.01,0.03,0.1 --lam 1e-3,1e-2"""
+EXAMPLES = """
+bqn sweep --data mnist --model mlp --lam 1e-4,1e-3,1e-2 --seeds 10 --out runs/lam
+bqn sweep --data digits --learning-rate 0.01,0.03,0.1 --lam 1e-3,1e-2
+"""
 
 SWEPT = frozenset({"lam", "learning_rate", "batch_size"})
 _LARGEST = 1000
@@ -49,7 +50,7 @@ def sweep(
     quiet: Quiet = False,
     **settings: Any,
 ) -> None:
-    """Train every combination of the values given for λ, learning rate and batch size, with several seeds each.
+    """Train every combination of values of λ, learning rate and batch size, with several seeds each.
 
     All runs go on side by side; on a GPU they share it. The table at the end ranks the settings by their validation
     NLL: choose with it, and use the test examples once, for the choice.

@@ -22,12 +22,13 @@ from bqn.training.distributed import here, leave
 from bqn.training.replicas import seeds_of
 from bqn.training.surroundings import find_device
 
-EXAMPLES = """Examples:
-  bqn train --data digits --model mlp --epochs 5 --lam 1e-4 --out runs/one
-  bqn train --data prices.csv --target price --out runs/prices
-  bqn train --config mnist.toml --seed 3
-  bqn train --data mnist --model cnn --replicas 10 --out runs/ten
-  torchrun --nproc-per-node 2 -m bqn train --data cifar10 --model vgg"""
+EXAMPLES = """
+bqn train --data digits --model mlp --epochs 5 --lam 1e-4 --out runs/one
+bqn train --data prices.csv --target price --out runs/prices
+bqn train --config mnist.toml --seed 3
+bqn train --data mnist --model cnn --replicas 10 --out runs/ten
+torchrun --nproc-per-node 2 -m bqn train --data cifar10 --model vgg
+"""
 
 
 @with_settings

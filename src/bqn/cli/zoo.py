@@ -11,12 +11,13 @@ from rich.text import Text
 from bqn.cli._console import footnote, show, show_json
 from bqn.cli._options import AsJson
 from bqn.cli._tables import new_table
-from bqn.cli.inspect import bytes_in_words
+from bqn.sizes import bytes_in_words
 from bqn.zoo import PRETRAINED, Card
 
-EXAMPLES = """Examples:
-  bqn zoo
-  bqn run digits-mlp --data digits"""
+EXAMPLES = """
+bqn zoo
+bqn run digits-mlp --data digits
+"""
 
 
 def zoo(
@@ -46,6 +47,7 @@ def zoo(
 
 def _overview(cards: list[Card]) -> Table:
     table = new_table("name", "data", "model", "networks", "size", "NLL", "error", "ECE")
+    table.padding, table.columns[0].no_wrap = 0, True  # eight columns in eighty characters
     for column in (1, 2):
         table.columns[column].justify = "left"
     for card in cards:
@@ -55,7 +57,7 @@ def _overview(cards: list[Card]) -> Table:
 
 
 def _details(card: Card) -> Table:
-    scores = ", ".join(f"{name} {value:.4g}" for name, value in card.test.items() if name != "examples")
+    scores = ", ".join(_score(name, value) for name, value in card.test.items() if name != "examples")
     draws = "" if card.draw_seed is None else f", draws {card.draw_seed}"
     rows = {
         "name": card.name,
@@ -80,9 +82,16 @@ def _details(card: Card) -> Table:
     return table
 
 
+def _score(name: str, value: float) -> str:
+    words = {"nll": "NLL", "ece": "ECE"}.get(name, name)
+    return f"{words} {value:.2%}" if name in ("error", "ece") else f"{words} {value:.4f}"
+
+
 def _levels(levels: list[float]) -> str:
     return f"({', '.join(f'{level:g}' for level in levels)})"
 
 
 def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "/".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bqn.baselines import METHODS
+from bqn.choices import expected_one_of
 from bqn.data import Dataset, available, load
 from bqn.training import ConfigError, TrainConfig
 
@@ -101,7 +102,7 @@ def _require_methods(methods: Sequence[str]) -> None:
         raise ConfigError("methods must name at least one method")
     for method in methods:
         if method not in METHODS:
-            raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+            raise ConfigError(expected_one_of("method", METHODS, method))
     if len(set(methods)) < len(methods):
         raise ConfigError(f"methods must name each method once, got {','.join(methods)}")
 

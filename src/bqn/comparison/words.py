@@ -44,8 +44,10 @@ def notes(summary: Mapping[str, Any]) -> str:
     """What the columns mean."""
     told = "in 90%: share of targets in that interval" if summary["task"] == "regression" else "ECE over 15 bins"
     source = "" if summary["source"] == summary["data"] else f"the published splits of {summary['source']}; "
+    count = len(summary["splits"])
+    unit = summary["replicates"] if count != 1 else summary["replicates"].removesuffix("s")
     return (
-        f"{source}mean ± standard error over {len(summary['splits'])} {summary['replicates']}; p: {summary['test']}, "
+        f"{source}mean ± standard error over {count} {unit}; p: {summary['test']}, "
         f"against the best row; {told}; size: bytes that a prediction needs; train: time of one training; predict: "
         "time of one example"
     )

@@ -6,7 +6,9 @@ import csv
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +51,14 @@ def load_csv(path: Path, split: int = 0, target: str | None = None, task: Task |
     if task is None:
         task = _guess_task([row.cells[column] for row in body])
     y, classes = _targets(path, body, column, names, task)
-    return split_dataset(str(path), task, x, y, classes, split)
+    if len(classes) == 1:
+        called = f" ({names[column]})" if names else ""
+        raise DataError(
+            f"{path}: column {column + 1}{called}, the target, holds {classes[0]!r} in every row, expected two classes "
+            f"or more; is another column the target?"
+        )
+    dataset = split_dataset(str(path), task, x, y, classes, split)
+    return replace(dataset, **_names(names, features, column))
 
 
 def _rows(path: Path) -> list[Row]:
@@ -81,6 +90,13 @@ def _target_column(path: Path, names: list[str], width: int, target: str | None)
     if names.count(target) != 1:
         raise DataError(f"{path}: target {target!r} must name one column of the header, which is {names}")
     return names.index(target)
+
+
+def _names(names: Sequence[str], features: Sequence[int], target: int) -> dict[str, Any]:
+    """What the columns are called, if names tell them apart."""
+    if not names or len(set(names)) < len(names):
+        return {}
+    return {"feature_names": tuple(names[place] for place in features), "target_name": names[target]}
 
 
 def _guess_task(cells: Sequence[str]) -> Task:

@@ -68,6 +68,10 @@ class Dataset:
     train, test : Split
     classes : tuple of str
         Name of each label, `()` for regression.
+    feature_names : tuple of str
+        Name of each column of a table that has a header with distinct names, else `()`.
+    target_name : str or None
+        Name of the column that was taken for the target, likewise.
     """
 
     name: str
@@ -75,12 +79,20 @@ class Dataset:
     train: Split
     test: Split
     classes: tuple[str, ...]
+    feature_names: tuple[str, ...] = ()
+    target_name: str | None = None
 
     def __post_init__(self) -> None:
         if self.train.x.shape[1:] != self.test.x.shape[1:] or self.train.x.dtype != self.test.x.dtype:
             raise DataError(
                 f"{self.name}: test examples are {self.test.x.dtype} {tuple(self.test.x.shape[1:])}, "
                 f"training examples {self.train.x.dtype} {tuple(self.train.x.shape[1:])}"
+            )
+        if self.feature_names and self.input_shape != (len(self.feature_names),):
+            raise DataError(f"{self.name}: {len(self.feature_names)} names of features for examples {self.input_shape}")
+        if self.task == "classification" and len(self.classes) == 1:
+            raise DataError(
+                f"{self.name}: all examples are of the class {self.classes[0]!r}, expected at least two classes"
             )
         for part, split in (("train", self.train), ("test", self.test)):
             self._check(f"{self.name}: {part}", split)

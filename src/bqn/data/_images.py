@@ -114,5 +114,7 @@ def _read(image: Any, file: Path, size: tuple[int, ...] | None) -> npt.NDArray[n
             return np.asarray(picture.convert("L" if picture.mode in _GRAY else "RGB"))
     except DataError:
         raise
+    except FileNotFoundError:
+        raise DataError(f"{file}: no such file") from None
     except Exception as error:  # decoders of pictures fail in every way there is; the file's name is what helps
         raise DataError(f"{file}: cannot be read as a picture ({error})") from None

@@ -15,6 +15,7 @@ from bqn.data._dataset import DataError
 
 # What a number looks like; float() also takes "nan", "1_000" and the digits of every script.
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+_COMMA = re.compile(r"\s*[+-]?[\d,;]*\d[,;][+-]?\d[\d,;]*([eE][+-]?\d+)?\s*", re.ASCII)  # no number, but like one
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -67,7 +68,8 @@ def _not_a_number(path: Path, rows: Sequence[Row], columns: Sequence[int], names
     )
     name = f" ({names[column]})" if names else ""
     got = repr(cell[:40]) if cell.strip() else "an empty cell"
-    return DataError(f"{path}: line {line}, column {column + 1}{name}: expected a number, got {got}")
+    hint = "; write decimals with a point, as 1.5" if _COMMA.fullmatch(cell) else ""
+    return DataError(f"{path}: line {line}, column {column + 1}{name}: expected a number, got {got}{hint}")
 
 
 def require_width(path: Path, rows: Sequence[Row], width: int) -> None:

@@ -69,7 +69,7 @@ def from_bytes(content: bytes) -> Packed:
     header, data = _split(content)
     metadata = header.pop("__metadata__", None)
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise PackedError(f"no packed network: the format must be {FORMAT!r}")
+        raise PackedError(f"not a packed network: the format must be {FORMAT!r}")
     if set(metadata) != {"format", "program", "sha256"} or not all(isinstance(text, str) for text in metadata.values()):
         raise PackedError("the metadata must hold the texts format, program and sha256")
     arrays = _arrays(header, data)
@@ -78,7 +78,7 @@ def from_bytes(content: bytes) -> Packed:
     except UnicodeEncodeError as error:
         raise PackedError(f"the header holds halves of characters: {error}") from None
     if found != metadata["sha256"]:
-        raise PackedError("the checksum does not match: the file is damaged")
+        raise PackedError("damaged: the checksum does not match")
     packed = _parse(metadata["program"], arrays)
     validate(packed)
     return packed
@@ -99,11 +99,13 @@ def checksum(program: str, arrays: dict[str, Array]) -> str:
 
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
     """The header as an object, and the bytes behind it."""
-    if len(content) < 8:
-        raise PackedError(f"the file ends after {len(content)} bytes")
+    if len(content) < 9 or content[8:9] != b"{":
+        raise PackedError(f"not a packed network: no header in its {len(content):,} bytes")
     size = int.from_bytes(content[:8], "little")
-    if size > min(_MOST_HEADER, len(content) - 8):
-        raise PackedError(f"the header would take {size} bytes of {len(content)}")
+    if size > _MOST_HEADER:
+        raise PackedError(f"not a packed network: the header would take {size:,} bytes of {len(content):,}")
+    if size > len(content) - 8:
+        raise PackedError(f"damaged or cut off: the header would take {size:,} bytes of {len(content):,}")
     return parse_object(content[8 : 8 + size], "the header", PackedError), memoryview(content)[8 + size :]
 
 
@@ -124,7 +126,9 @@ def _arrays(header: dict[str, Any], data: memoryview) -> dict[str, Array]:
         begin, end = offsets
         if math.prod(max(1, size) for size in shape) > _MOST_INTEGER:  # an empty array can have absurd dimensions
             raise PackedError(f"{_shown(name)} has the shape {_shown(shape)}, which no array has")
-        if end > len(data) or end - begin != math.prod(shape) * np.dtype(kind).itemsize:
+        if end > len(data):
+            raise PackedError(f"damaged or cut off: {_shown(name)} ends at byte {end:,} of {len(data):,}")
+        if end - begin != math.prod(shape) * np.dtype(kind).itemsize:
             raise PackedError(f"{_shown(name)} of shape {shape} does not fill bytes {begin} to {end} of {len(data)}")
         spans.append((begin, end))
         stored = np.dtype(kind).newbyteorder("<")

@@ -64,6 +64,14 @@ class PackedModel:
         self.kernels = _native.kernels() if kernels is None else _require_kernels(kernels)
         self._plans: dict[tuple[int, ...], list[Plan]] = {}
 
+    def __repr__(self) -> str:
+        about = ", ".join(str(self.packed.about[key]) for key in ("data", "model") if self.packed.about.get(key))
+        networks = "1 network" if self.members == 1 else f"{self.members} networks"
+        shape = "?" if self.input_shape is None else "×".join(map(str, self.input_shape))
+        kind = f"{len(self.classes)} classes" if self.classes else self.task
+        words = [about, networks, f"{self.program.input.kind} {shape}", kind, f"kernels {self.kernels}"]
+        return f"PackedModel({'; '.join(filter(None, words))})"
+
     @property
     def members(self) -> int:
         """Networks in the ensemble."""

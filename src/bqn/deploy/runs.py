@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bqn import __version__
 from bqn.data import Split
+from bqn.deploy.columns import to_about
 from bqn.deploy.packing import pack_in_memory
 from bqn.deploy.program import Packed
 from bqn.heads import SoftmaxHead
@@ -102,6 +103,7 @@ def _about(run: Run, mode: str, members: int, seed: int, recalibrated: bool) -> 
         "split": config.split,
         "target": config.target,
         "task": config.task,
+        **to_about(run.preprocessing.feature_names, run.preprocessing.target_name),
         "mode": mode,
         "samples": members if mode == "mc" else None,
         "seed": seed if mode == "mc" else None,

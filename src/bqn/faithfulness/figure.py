@@ -46,7 +46,10 @@ def _scores(record: Record, modes: Sequence[str], name: str, label: str, percent
     log = min(values) > 0 and max(values) > _WIDE * min(values)
     most = max(row["samples"] for rows in series.values() for row in rows)
     x = Axis("S", 0.9, 1.1 * most, log=True)
-    y = Axis.around(label, values, log=log, percent=percent)
+    ends = [
+        row[name] + side * (row[f"{name}_std"] or 0.0) for rows in series.values() for row in rows for side in (-1, 1)
+    ]
+    y = Axis.around(label, [*values, *(end for end in ends if end > 0)], log=log, percent=percent)
     chart = Chart(x, y, f"{label}: analytic {analytic:.4g}; {_ends(series, name)}")
     chart.line([(x.low, analytic), (x.high, analytic)], "analytic")
     for mode, rows in series.items():

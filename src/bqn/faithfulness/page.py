@@ -7,7 +7,6 @@ writes them again; by default from results/faithfulness into docs.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from bqn.atomic import write_atomic
 from bqn.faithfulness.figure import MODES, draw, figure_of
+from bqn.strict_json import parse_object
 
 BEGIN, END = "<!-- generated from results/faithfulness -->", "<!-- end of the generated part -->"
 PAGE, FIGURES = "faithfulness.md", "figures"
@@ -25,7 +25,7 @@ _COLUMNS = ("mean_error", "variance_ratio", "neighbour", "channel", "unit")
 def read(folder: Path) -> dict[str, dict[str, Any]]:
     """All records of a folder, by name, those of small architectures first."""
     order = ("mlp", "cnn", "vgg")
-    records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    records = {path.stem: parse_object(path.read_bytes(), str(path)) for path in sorted(folder.glob("*.json"))}
 
     def place(name: str) -> tuple[int, str]:
         architecture = records[name]["architecture"]

@@ -7,21 +7,23 @@ With B the mean over a pooling window of n positions, weights of mean M and vari
     mean = M · Bμ,        var = V · ((Bμ)² + Bν / n) + K² · ν
 
 where K is what the filter and the window make of one input together: the filter averaged over the window. This is exact
-for independent weights and inputs. The products run over the pooled positions only, so it is also less work.
+for independent weights and inputs. The products run over the pooled positions only, so it is also less work; and
+backward keeps no more than the inputs, whose averages are cheap to form again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
-from bqn.propagate import clt, half, pooling
+from bqn.propagate import clt, half
+from bqn.propagate.pooling import running_average
 
 
 class Convolution(NamedTuple):
@@ -51,63 +53,186 @@ def average(source: Convolution, shape: torch.Size, kernel: tuple[int, ...], str
     shape : of the result
     kernel, stride : of the pooling, one entry per spatial dimension
     """
-    x, weight, bias, _, centre = source
-    bias_mean = None if bias is None else mean_of(bias)
+    x, weight, bias, geometry, centre = source
+    strided = clt.Geometry(stride, tuple(0 for _ in stride), tuple(1 for _ in stride), 1)
+    low = half.applies(strided, mean_of(x))
+    dtype = half.working_dtype(mean_of(x)) if low else weight.dtype
+    inputs = x if low else half.raised(x, dtype)
+    pair = x.level_values if isinstance(x, Categorical) and len(x.level_values) == 2 else None
+    rule = _Rule(kernel, geometry.padding, strided, pair)
+
+    def moments(centre: Tensor | None) -> tuple[Tensor, Tensor]:
+        return _moments(inputs, weight, None if bias is None else mean_of(bias), dtype, rule, centre)
 
     def total() -> tuple[Tensor, Tensor]:
-        mean, var = _moments(source, kernel, stride, bias_mean, None)
+        mean, var = moments(None)
         bias_var = None if bias is None else var_of(bias)
-        return mean, var if bias_var is None else var + clt.per_unit(bias_var, source.geometry)
+        return mean, var if bias_var is None else var + clt.per_unit(bias_var, geometry).to(dtype)
 
     def within(momentum: float | None) -> tuple[Tensor, Tensor]:
-        return total() if centre is None else _moments(source, kernel, stride, bias_mean, centre(mean_of(x), momentum))
+        return total() if centre is None else moments(centre(mean_of(x), momentum))
 
-    return Gaussian.deferred(shape, weight.mean, total, within)
+    return Gaussian.deferred(shape, weight.mean.new_empty(0, dtype=dtype), total, within)
+
+
+class _Rule(NamedTuple):
+    """The pooling window, the padding of the convolution, how both together walk, and the levels of inputs on two."""
+
+    kernel: tuple[int, ...]
+    padding: tuple[int, ...]
+    strided: clt.Geometry
+    pair: tuple[float, ...] | None
 
 
 def _moments(
-    source: Convolution, kernel: tuple[int, ...], stride: tuple[int, ...], bias: Tensor | None, centre: Tensor | None
+    x: Belief, weight: Categorical, bias: Tensor | None, dtype: torch.dtype, rule: _Rule, centre: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance; with a centre, V · (Bμ)² becomes V · (Bμ - centre)², see `clt`."""
-    x, weight, _, geometry, _ = source
-    strided = clt.Geometry(stride, tuple(0 for _ in stride), tuple(1 for _ in stride), 1)
-    if half.applies(strided, mean_of(x)):
-        dtype = half.working_dtype(mean_of(x))
-    else:
-        x, dtype = half.raised(x, weight.dtype), weight.dtype
-    mean, var = _padded(mean_of(x).to(dtype), geometry), var_of(x)
-    box = _box(mean, kernel)
-    if var is None and centre is not None and clt.gathers(box, weight, strided):
-        return clt.moments_of_windows(box, weight, bias, strided, centre)
+    """Mean and variance in `dtype`; with a centre, V · (Bμ)² becomes V · (Bμ - centre)², see `clt`."""
+    in_full = dtype == weight.dtype
+    layout = torch.preserve_format if in_full else torch.channels_last
+    mean = mean_of(x).to(dtype=dtype, memory_format=layout)
+    if isinstance(x, Tensor) and centre is not None and in_full and clt.gathers(mean, weight, rule.strided):
+        box = running_average(_padded(mean, rule.padding), rule.kernel)
+        return clt.moments_of_windows(box, weight, bias, rule.strided, centre)
+    var = var_of(x) if rule.pair is None else None
+    var = None if var is None else var.to(dtype=dtype, memory_format=layout)
+    result, noise = _Averaged.apply(mean, var, weight.mean, weight.var, centre, rule)  # type: ignore[no-untyped-call]
+    return result if bias is None else result + clt.per_unit(bias, rule.strided).to(dtype), noise
 
-    def product(inputs: Tensor, weights: Tensor, shift: Tensor | None = None) -> Tensor:
-        if dtype == weight.dtype:
-            return clt.product(inputs, weights, strided, shift)
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
-        summed = half.product(inputs, weights.to(dtype=dtype, memory_format=torch.channels_last), strided)
-        return summed if shift is None else summed + clt.per_unit(shift, strided).to(dtype)
 
-    result = product(box, weight.mean, bias)
-    squares = box.square()
-    if var is not None:
-        var = _padded(var.to(dtype), geometry)
-        squares = squares + _box(var, kernel) / math.prod(kernel)
+class _Averaged(torch.autograd.Function):
+    """Both moments from μ, ν, M, V and the centre. Keeps these alone; backward forms anew what else it needs.
+
+    Where the inputs are on two levels, ν follows from μ and is not given.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        mean: Tensor, var: Tensor | None, weight: Tensor, noise: Tensor, centre: Tensor | None, rule: _Rule
+    ) -> tuple[Tensor, Tensor]:
+        common, rest = _split(centre, mean)
+        base, doubt = _inputs(mean, var, common, rule)
+        result = _product(base, weight, rule)
+        total = _product(*_noise_operands(base, doubt, noise, rest, rule), rule)
+        if common is not None and rest is not None:
+            result = result + _per_unit(weight * common, result)
+            total = total + _per_unit(noise * rest.square(), total)
+        if doubt is not None:
+            total = total + _product(doubt, _joint_filter(weight, rule).square(), rule)
+        return result, total.clamp_min(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *tensors, ctx.rule = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        # A variance below zero was rounding error: its gradient passes.
+        grad_mean, grad_var = grads
+        mean, var, weight, noise, centre = ctx.saved_tensors
+        rule, need = ctx.rule, ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        common, rest = _split(centre, mean)
+        base, doubt = _inputs(mean, var, common, rule)
+        by_base, by_weight = _transposed(grad_mean, base, weight, rule, need)
+        by_square, by_noise = _transposed(grad_var, *_noise_operands(base, doubt, noise, rest, rule), rule, need)
+        by_input = by_var = by_centre = None
+        if common is not None and rest is not None:
+            by_noise, along = by_noise.tensor_split(2, 1)
+            of_mean, of_var = (_summed(grad, weight) for grad in grads)
+            by_weight = by_weight + of_mean * common
+            by_centre = (2 * noise * (of_var * rest - along)).sum(0)
+            by_noise = by_noise - 2 * rest * along + of_var * rest.square()
+        if doubt is not None:
+            joint = _joint_filter(weight, rule)
+            by_doubt, by_joint = _transposed(grad_var, doubt, joint.square(), rule, need)
+            by_weight = by_weight + running_average(2 * joint * by_joint, rule.kernel)
+        if need:
+            if rest is not None:
+                by_square, along = by_square.tensor_split(2, 1)
+                by_base = by_base + along
+            by_input = _spread(by_base + 2 * base * by_square, rule)
+            if doubt is not None:
+                by_var = _spread(by_square, rule) / math.prod(rule.kernel) + _cropped(by_doubt, rule.padding)
+                if rule.pair is not None:
+                    by_input, by_var = by_input + (sum(rule.pair) - 2 * mean) * by_var, None
+        return by_input, by_var, by_weight, by_noise, by_centre, None
+
+
+def _split(centre: Tensor | None, mean: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The centre as a number per input channel, in the dtype of the inputs, and the little that is left per offset.
+
+    Taken out before squaring, the first leaves little to cancel. How the centre is split does not change the result.
+    """
     if centre is None:
-        noise = product(squares, weight.var)
-    else:
-        along = weight.var * centre
-        constant = (along * centre).flatten(1).sum(-1)
-        noise = product(torch.cat((squares, box), 1), torch.cat((weight.var, -2 * along), 1), constant)
-    if var is not None:
-        borders = [side for size in reversed(kernel) for side in (size - 1, size - 1)]
-        noise = noise + product(var, _box(F.pad(weight.mean, borders), kernel).square())
-    return result, clt.not_negative(noise)
+        return None, None
+    common = centre.detach().flatten(1).mean(1).to(mean.dtype).reshape(-1, *(1 for _ in centre.shape[1:]))
+    return common, centre - common
 
 
-def _box(tensor: Tensor, kernel: tuple[int, ...]) -> Tensor:
-    """The mean over the window that begins at each position."""
-    return pooling.average_windows(tensor, kernel, tuple(1 for _ in kernel), tuple(0 for _ in kernel))
+def _inputs(mean: Tensor, var: Tensor | None, common: Tensor | None, rule: _Rule) -> tuple[Tensor, Tensor | None]:
+    """The averages Bμ of the padded inputs over each window, the centre taken out, and the padded ν."""
+    image = _padded(mean, rule.padding)
+    if rule.pair is not None:
+        var = ((rule.pair[1] - mean) * (mean - rule.pair[0])).clamp_min(0)
+    doubt = None if var is None else _padded(var, rule.padding)
+    return running_average(image if common is None else image - common, rule.kernel), doubt
 
 
-def _padded(tensor: Tensor, geometry: clt.Geometry) -> Tensor:
-    return F.pad(tensor, [side for size in reversed(geometry.padding) for side in (size, size)])
+def _noise_operands(
+    base: Tensor, doubt: Tensor | None, noise: Tensor, rest: Tensor | None, rule: _Rule
+) -> tuple[Tensor, Tensor]:
+    """Inputs and weights whose product is V · ((Bμ - centre)² + Bν / n), less its constant part."""
+    squares = base.square()
+    if doubt is not None:
+        squares = squares + running_average(doubt, rule.kernel) / math.prod(rule.kernel)
+    if rest is None:
+        return squares, noise
+    return torch.cat((squares, base), 1), torch.cat((noise, -2 * noise * rest), 1)
+
+
+def _product(inputs: Tensor, weights: Tensor, rule: _Rule) -> Tensor:
+    if inputs.dtype == weights.dtype:
+        return clt.product(inputs, weights, rule.strided)
+    inputs = inputs.contiguous(memory_format=torch.channels_last)
+    return half.product(inputs, half.low_weight(weights, inputs, rule.strided), rule.strided)
+
+
+def _transposed(grad: Tensor, inputs: Tensor, weights: Tensor, rule: _Rule, need_inputs: bool) -> tuple[Any, Any]:
+    """Gradients of the product by its inputs and by its weights."""
+    if inputs.dtype == weights.dtype:
+        return clt.transposed_convolution(grad, inputs, weights, rule.strided, need_inputs, True)
+    low = half.low_weight(weights, inputs, rule.strided)
+    by_inputs, by_weights = half.transposed(grad, inputs, low, rule.strided, need_inputs)
+    return by_inputs, by_weights.to(weights.dtype)
+
+
+def _per_unit(per_weight: Tensor, like: Tensor) -> Tensor:
+    """The sum over the weights of each unit, to be added to the output."""
+    return per_weight.flatten(1).sum(-1).to(like.dtype).reshape(-1, *(1 for _ in like.shape[2:]))
+
+
+def _summed(grad: Tensor, weight: Tensor) -> Tensor:
+    """The transpose of that: one number per unit, to be multiplied with its weights."""
+    return grad.sum((0, *range(2, grad.dim())), dtype=weight.dtype).reshape(-1, *(1 for _ in weight.shape[1:]))
+
+
+def _joint_filter(weight: Tensor, rule: _Rule) -> Tensor:
+    """K: the filter averaged over the window."""
+    return running_average(_padded(weight, tuple(size - 1 for size in rule.kernel)), rule.kernel)
+
+
+def _spread(grad: Tensor, rule: _Rule) -> Tensor:
+    """The gradient of `running_average` by the image before its padding."""
+    borders = tuple(size - 1 - pad for size, pad in zip(rule.kernel, rule.padding, strict=True))
+    return running_average(_padded(grad, borders), rule.kernel)
+
+
+def _cropped(tensor: Tensor, padding: tuple[int, ...]) -> Tensor:
+    return _padded(tensor, tuple(-size for size in padding))
+
+
+def _padded(tensor: Tensor, padding: tuple[int, ...]) -> Tensor:
+    return F.pad(tensor, [side for size in reversed(padding) for side in (size, size)])

@@ -82,7 +82,7 @@ class _TwoProducts(torch.autograd.Function):
         grad_mean, grad_var = grads
         x, centre, weight = ctx.saved_tensors
         need = ctx.needs_input_grad
-        transpose = _transposed_linear if ctx.geometry is None else _transposed_convolution
+        transpose = _transposed_linear if ctx.geometry is None else transposed_convolution
         grad_x = grad_centre = grad_weight = grad_bias = grad_total = None
         if grad_var is not None:
             base = x if centre is None else x - centre
@@ -146,7 +146,7 @@ def _matmul_onto(onto: Tensor | None, a: Tensor, b: Tensor, shape: torch.Size | 
     return result if onto is None else onto.add_(result)
 
 
-def _transposed_convolution(
+def transposed_convolution(
     grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, need_x: bool, need_weight: bool,
     onto_x: Tensor | None = None, onto_weight: Tensor | None = None,
 ) -> Pair:  # fmt: skip
@@ -284,14 +284,20 @@ def _moments_in_working_precision(
 ) -> tuple[Tensor, Tensor]:
     """The moments, within the batch if a centre is given; in half precision inside `half.lowered` where safe."""
     mean, square = mean_of(x), weight.constant_square
-    input_square = x.constant_square if isinstance(x, Categorical) else None
-    if square is not None and half.applies(geometry, mean) and (input_square is not None or isinstance(x, Tensor)):
+    if square is not None and _works_in_half(x, weight, geometry):
+        input_square = x.constant_square if isinstance(x, Categorical) else None
         result, var = half.moments(mean, weight.mean, centre, square, input_square, geometry)
         return result if bias is None else result + per_unit(bias, geometry).to(result.dtype), var
     x = half.raised(x, weight.dtype)
     if centre is None:
         return _moments(x, weight, bias, geometry)
     return _moments_within_batch(x, weight, bias, geometry, centre)
+
+
+def _works_in_half(x: Belief, weight: Categorical, geometry: Geometry | None) -> bool:
+    """Whether `half.moments` can do it: weights ±a, inputs that are known or ±a, and a product that is safe."""
+    known = isinstance(x, Tensor) or (isinstance(x, Categorical) and x.constant_square is not None)
+    return known and weight.constant_square is not None and half.applies(geometry, mean_of(x))
 
 
 def _output_shape(x: Belief, weight: Categorical, geometry: Geometry | None) -> torch.Size:
@@ -326,11 +332,13 @@ def linear(
     def total() -> tuple[Tensor, Tensor]:
         result, var = _moments_in_working_precision(x, weight, bias_mean, geometry, None)
         bias_var = None if bias is None else var_of(bias)
-        return result, var if bias_var is None else var + per_unit(bias_var, geometry)
+        return result, var if bias_var is None else var + per_unit(bias_var, geometry).to(var.dtype)
 
     def within(momentum: float | None) -> tuple[Tensor, Tensor]:
         if centre is None:
             return total()
         return _moments_in_working_precision(x, weight, bias_mean, geometry, centre(mean, momentum))
 
-    return Gaussian.deferred(_output_shape(x, weight, geometry), mean, total, within)
+    dtype = half.working_dtype(mean) if _works_in_half(x, weight, geometry) else weight.dtype
+    like = weight.mean.new_empty(0, dtype=dtype)
+    return Gaussian.deferred(_output_shape(x, weight, geometry), like, total, within)

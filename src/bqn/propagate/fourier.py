@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from bqn.beliefs import Categorical
 from bqn.levels import MAX_SUPPORT, Levels, index_tensor, lattice_index, lattice_step
+from bqn.propagate import half
 
 # Complex numbers held at once; beyond this a user has asked for an exact sum where only the CLT is feasible.
 _MAX_ELEMENTS = 2**30
@@ -21,9 +23,9 @@ def tree_product(tensor: Tensor, dim: int) -> Tensor:
     a factor is zero (C.2 divides by it). Unlike `torch.prod` it never asks the device whether there is a zero.
     """
     while tensor.shape[dim] > 1:
-        half = tensor.shape[dim] // 2
-        paired = tensor.narrow(dim, 0, half) * tensor.narrow(dim, half, half)
-        rest = tensor.narrow(dim, 2 * half, tensor.shape[dim] - 2 * half)
+        middle = tensor.shape[dim] // 2
+        paired = tensor.narrow(dim, 0, middle) * tensor.narrow(dim, middle, middle)
+        rest = tensor.narrow(dim, 2 * middle, tensor.shape[dim] - 2 * middle)
         tensor = torch.cat((paired, rest), dim) if rest.shape[dim] else paired
     return tensor.squeeze(dim)
 
@@ -46,7 +48,7 @@ def sum_terms(parts: Sequence[Categorical]) -> Categorical:
         )
     if any(part.shape.numel() == 0 for part in parts):  # an empty batch, which FFT libraries refuse
         shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
-        return Categorical.of(sum_levels(terms), probs=parts[0].probs.new_zeros((*shape, span)))
+        return Categorical.of(sum_levels(terms), probs=_probs(parts[0]).new_zeros((*shape, span)))
     spectrum = None
     for part, index in zip(parts, indices, strict=True):
         product = tree_product(torch.fft.rfft(_on_lattice(part, index), n=span), -2)
@@ -78,7 +80,12 @@ def _common_step(terms: Sequence[tuple[int, Levels]]) -> float:
 
 def _on_lattice(part: Categorical, index: tuple[int, ...]) -> Tensor:
     """Probabilities `(..., E, lattice points)` of the part's terms, zero between its levels."""
+    probs = _probs(part)
     if len(index) == index[-1] + 1:
-        return part.probs
-    target = index_tensor(index, part.probs)
-    return part.probs.new_zeros((*part.probs.shape[:-1], index[-1] + 1)).index_copy(-1, target, part.probs)
+        return probs
+    return probs.new_zeros((*probs.shape[:-1], index[-1] + 1)).index_copy(-1, index_tensor(index, probs), probs)
+
+
+def _probs(part: Categorical) -> Tensor:
+    """Those of half precision, which has no transforms, in float32; so is the law of the sum then."""
+    return cast(Tensor, half.raised(part.probs, torch.float32))

@@ -6,8 +6,19 @@ For weights ±a of mean M and variance V = a² - M², and inputs of mean μ and 
     var = a² Σ ν + V μ²
 
 where every term is positive, so that its relative error is that of bfloat16, under one percent. The sum of ν needs no
-product: it is a sum over channels and over the window. Batch norm's question for the noise within the batch adds
--2 V c μ, which rides along as more input channels, and the constant V c². Products accumulate in float32.
+product: it is a sum over channels and over the window. Products accumulate in float32.
+
+Batch norm's question for the noise within the batch takes a centre c out of μ. In a matrix product that happens before
+squaring, and every term stays positive. In a convolution c depends on the place in the kernel: there -2 V c μ rides
+along as more input channels, V c² is added as a constant, and what the examples have in common cancels. Measured
+against float64 over random layers of 16 to 256 channels behind batch norm and sign, its variance is off by
+
+    typical inputs                          0.2 % in the median, 0.6 % at worst
+    nearly certain, alike in all examples   0.3 to 3 % in the median, 1 to 24 % at worst; without padding over 100 %
+
+where the second kind has little variance left to be off by. Behind average pooling (`averaged`) the centre of each
+channel is taken out before squaring, which leaves 0.2 % and 1.4 % of the second kind (without padding 0.6 % and 5 %),
+as long as bfloat16 can tell the inputs from ±a at all.
 """
 
 from __future__ import annotations
@@ -122,7 +133,7 @@ class _HalfMoments(torch.autograd.Function):
 
             return half_kernels.forward(x, weight, centre, weight_square, input_square, geometry)
         noise_input, noise_weight, constant = _noise_operands(x, weight, centre, weight_square, geometry)
-        mean = product(x, _low(weight, x, geometry), geometry)
+        mean = product(x, low_weight(weight, x, geometry), geometry)
         var = product(noise_input, noise_weight, geometry)
         if constant is not None:
             var = var + constant.reshape(-1, 1, 1).to(var.dtype)
@@ -147,8 +158,8 @@ class _HalfMoments(torch.autograd.Function):
             ), None, None, None  # fmt: skip
         noise_input, noise_weight, _ = _noise_operands(x, weight, centre, weight_square, geometry)
         need = ctx.needs_input_grad
-        grad_x, grad_weight = _transposed(grad_mean, x, _low(weight, x, geometry), geometry, need[0])
-        grad_noise, grad_noise_weight = _transposed(grad_var, noise_input, noise_weight, geometry, need[0])
+        grad_x, grad_weight = transposed(grad_mean, x, low_weight(weight, x, geometry), geometry, need[0])
+        grad_noise, grad_noise_weight = transposed(grad_var, noise_input, noise_weight, geometry, need[0])
         noise = weight_square - weight.square()
         grad_square = grad_noise_weight.float()  # by V, and by what else the noise weights hold
         grad_centre = None
@@ -208,7 +219,7 @@ def _pair_backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor) -> tuple[Tenso
     return grad_x if need_x else None, grad_weight, grad_centre, None, None, None
 
 
-def _low(weight: Tensor, x: Tensor, geometry: Geometry | None) -> Tensor:
+def low_weight(weight: Tensor, x: Tensor, geometry: Geometry | None) -> Tensor:
     layout = torch.contiguous_format if geometry is None else torch.channels_last
     return weight.to(dtype=x.dtype, memory_format=layout)
 
@@ -219,12 +230,12 @@ def _noise_operands(
     """Inputs and weights whose product is V (μ - c)², and for a convolution the constant part of it per unit."""
     noise = weight_square - weight.square()
     if centre is None:
-        return x.square(), _low(noise, x, geometry), None
+        return x.square(), low_weight(noise, x, geometry), None
     if geometry is None:
-        return (x - centre.to(x.dtype)).square(), _low(noise, x, geometry), None
+        return (x - centre.to(x.dtype)).square(), low_weight(noise, x, geometry), None
     along = noise * centre
     weights = torch.cat((noise, -2 * along), 1)
-    return torch.cat((x.square(), x), 1), _low(weights, x, geometry), (along * centre).flatten(1).sum(-1)
+    return torch.cat((x.square(), x), 1), low_weight(weights, x, geometry), (along * centre).flatten(1).sum(-1)
 
 
 def _operand(tensor: Tensor) -> Tensor:
@@ -241,7 +252,7 @@ def product(x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
     return result if result.dtype == x.dtype else result.to(x.dtype)
 
 
-def _transposed(
+def transposed(
     grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None, need_x: bool
 ) -> tuple[Tensor | None, Tensor]:
     """Gradients of the product by x and by the weight."""

@@ -218,8 +218,8 @@ def backward(
     weight, centre = weight.contiguous(), None if centre is None else centre.contiguous()
     noise_input, _ = _noise_inputs(x, centre, weight_square, None, geometry)
     low, noise_weight, _ = _noise_weights(weight, centre, weight_square, x.dtype, geometry)
-    by_mean, mean_weight = half._transposed(grad_mean, x, low, geometry, need_x)
-    by_noise, var_weight = half._transposed(grad_var, noise_input, noise_weight, geometry, need_x)
+    by_mean, mean_weight = half.transposed(grad_mean, x, low, geometry, need_x)
+    by_noise, var_weight = half.transposed(grad_var, noise_input, noise_weight, geometry, need_x)
     grad_x = grad_centre = None
     if by_mean is not None and by_noise is not None:
         by_mean, by_noise = _dense(by_mean, geometry), _dense(by_noise, geometry)

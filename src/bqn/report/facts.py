@@ -9,7 +9,9 @@ from typing import Any
 
 from bqn.baselines import METHODS
 from bqn.data import Dataset
-from bqn.network import Network
+from bqn.deploy import PackedError, to_bytes
+from bqn.deploy.runs import pack_run
+from bqn.sizes import bytes_in_words
 from bqn.training import Run, TrainConfig
 
 
@@ -18,7 +20,7 @@ def describe(run: Run, dataset: Dataset, result: Mapping[str, Any]) -> tuple[tup
     return (
         ("Data", _data(run.config, dataset)),
         ("Network", _network(run)),
-        ("Weights", _weights(run.net)),
+        ("Weights", _weights(run)),
         ("Training", _training(run)),
         ("Evaluation", _evaluation(result["settings"])),
     )
@@ -55,15 +57,23 @@ def _network(run: Run) -> str:
     return "; ".join(parts)
 
 
-def _weights(net: Network) -> str:
+def _weights(run: Run) -> str:
+    net = run.net
     posteriors = [posterior for _, posterior in net.posteriors()]
     count = sum(posterior.shape.numel() for posterior in posteriors)
     if not count:
         return f"{sum(parameter.numel() for parameter in net.parameters()):,} real numbers"
-    bits = sum(posterior.shape.numel() * _bits(len(posterior.level_values)) for posterior in posteriors)
     kinds = sorted({posterior.level_values for posterior in posteriors}, key=lambda levels: (len(levels), levels))
     levels = " and ".join(f"{levels_text(kind)} ({_bits(len(kind))} bit)" for kind in kinds)
-    return f"{count:,} in {levels}: {_size(bits / 8)} packed, {_size(4 * count)} in float32"
+    return f"{count:,} in {levels}: {_packed(run)}{bytes_in_words(4 * count)} in float32"
+
+
+def _packed(run: Run) -> str:
+    """The size of the file that `bqn pack` makes of the most probable network, if it can."""
+    try:
+        return f"{bytes_in_words(len(to_bytes(pack_run(run))))} packed, "
+    except (PackedError, UnicodeError):  # a layer, or the name of a class, that a packed file cannot hold
+        return ""
 
 
 def _bits(levels: int) -> int:
@@ -74,15 +84,6 @@ def levels_text(levels: tuple[float, ...]) -> str:
     """A set of levels: all of a few, the ends of many."""
     shown = [f"{value:g}".replace("-", "−") for value in levels]
     return f"{{{', '.join(shown)}}}" if len(shown) <= 5 else f"{{{shown[0]}, {shown[1]}, …, {shown[-1]}}}"
-
-
-def _size(count: float) -> str:
-    """A number of bytes."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024 or unit == "MiB":
-            break
-        count /= 1024
-    return f"{count:,.0f} {unit}" if count >= 100 or unit == "bytes" else f"{count:.1f} {unit}"
 
 
 def _training(run: Run) -> str:

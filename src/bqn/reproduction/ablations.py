@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bqn.reproduction import paper, recipes, records, tables
+from bqn.reproduction import paper, recipes, records, tables, tuning
 from bqn.reproduction.recipes import IDEAS, Idea
 from bqn.reproduction.templates import template
 
@@ -14,11 +14,11 @@ _MODES = {mode: tables.MODES[mode] for mode in ("analytic", "mc_recalibrated", "
 
 
 def page(out: Path) -> str:
-    """The whole page: a section for each network that has a record of an idea."""
+    """The whole page: a section for each network that has a record of an idea, then how the recipe was chosen."""
     sections = [section for network in paper.NETWORKS for recipe in recipes.RECIPES
                 if (section := _section(out, network, recipe))]  # fmt: skip
     body = "\n\n".join(sections) if sections else "No idea has been measured yet."
-    return template("ablations.md").format(nothing=tables.NOTHING, body=body)
+    return template("ablations.md").format(body=body, tuning=tuning.section(out)).rstrip() + "\n"
 
 
 def _section(out: Path, network: tuple[str, str], recipe: str) -> str:
@@ -36,7 +36,7 @@ def _section(out: Path, network: tuple[str, str], recipe: str) -> str:
         against = found.get(idea.against, []) if idea.against else plain
         rows.append([_label(name, idea), _epochs(documents), *_cells(documents, against)])
     heads = ("idea", "epochs", *_MODES.values())
-    return f"## {tables.title(*network)}, recipe `{recipe}`\n\n{tables.markdown(heads, rows)}"
+    return f"### {tables.title(*network)}, recipe `{recipe}`\n\n{tables.markdown(heads, rows)}"
 
 
 def _label(name: str, idea: Idea) -> str:
@@ -45,7 +45,7 @@ def _label(name: str, idea: Idea) -> str:
 
 
 def _epochs(documents: list[dict[str, Any]]) -> str:
-    return str(documents[0]["config"]["epochs"]) if documents else tables.NOTHING
+    return str(records.config_of(documents[0]).epochs) if documents else tables.MISSING
 
 
 def _cells(documents: list[dict[str, Any]], against: list[dict[str, Any]]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bqn.choices import expected_one_of
 from bqn.comparison import Plan, RecordFolder, make_plan
 from bqn.comparison.run import Report, run_plan
 from bqn.training import ConfigError
@@ -40,7 +41,7 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 def plan_boston(recipe: str = "best", splits: int | None = None, *, root: str | Path | None = None) -> Plan:
     """All methods of a recipe on the published splits, the first `splits` of them."""
     if recipe not in METHODS:
-        raise ConfigError(f"recipe must be one of {', '.join(METHODS)}, got {recipe!r}")
+        raise ConfigError(expected_one_of("recipe", METHODS, recipe))
     count = SPLITS if splits is None else splits
     return make_plan("boston", METHODS[recipe], count, SETTINGS[recipe], root=root)
 

@@ -17,12 +17,13 @@ _LABELS = {"nll": "NLL, 1e-3", "error": "error, %"}
 
 
 class Spot(NamedTuple):
-    """A point of a curve with its spread."""
+    """A point of a curve with its spread, and how many more runs failed."""
 
     lam: float
     value: float
     low: float
     high: float
+    failed: int = 0
 
 
 class Curve(NamedTuple):
@@ -99,7 +100,8 @@ def _measured(out: Path, target: str, architecture: str, recipe: str, mode: str)
                 found = records.figure(documents, "test", mode, name)
                 if found is not None:
                     mean, std = factor * found.mean, factor * (found.std or 0.0)
-                    spots.setdefault((data, name), []).append(Spot(lam, mean, mean - std, mean + std))
+                    spot = Spot(lam, mean, mean - std, mean + std, records.failures(documents))
+                    spots.setdefault((data, name), []).append(spot)
     return spots
 
 
@@ -129,6 +131,10 @@ def _panel(curves: Iterable[Curve], architecture: str, data: str, name: str) -> 
         points = [(spot.lam, spot.value) for spot in spots]
         chart.line(points, curve.style)
         chart.whiskers([(spot.lam, spot.low, spot.high) for spot in spots], curve.style)
-        titles = [f"{curve.name}, λ = {spot.lam:g}: {spot.value:.2f}" for spot in spots]
+        titles = [
+            f"{curve.name}, λ = {spot.lam:g}: {spot.value:.2f}"
+            + (f", {spot.failed} more failed" if spot.failed else "")
+            for spot in spots
+        ]
         chart.markers(points, curve.style, curve.shape, titles)
     return chart

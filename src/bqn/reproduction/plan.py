@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bqn.choices import expected_one_of
 from bqn.data import available
 from bqn.reproduction import paper, recipes
 from bqn.reproduction.cells import Cell
@@ -51,21 +52,24 @@ def plan(
         For "ablations": only these.
     """
     if target not in TARGETS or target == "table4":
-        known = ", ".join(name for name in TARGETS if name != "table4")
-        raise ConfigError(f"target must be one of {known}, got {target!r}")
+        raise ConfigError(expected_one_of("target", (name for name in TARGETS if name != "table4"), target))
     if seeds is not None and seeds < 1:
         raise ConfigError(f"seeds must be at least 1, got {seeds}")
     if recipe not in recipes.RECIPES:
-        raise ConfigError(f"recipe must be one of {', '.join(recipes.RECIPES)}, got {recipe!r}")
+        raise ConfigError(expected_one_of("recipe", recipes.RECIPES, recipe))
     cells: list[Cell] = []
     for architecture, name in networks(models, data):
         variants = _variants(target, recipe, architecture, name, ideas)
-        few = SEEDS_CIFAR if name == "cifar10" else SEEDS
-        count = seeds or (few if target in TABLES else SEEDS_OF_MANY)
+        count = seeds or (seeds_of(name) if target in TABLES else SEEDS_OF_MANY)
         cells += [Cell(architecture, name, recipe, variant, seed) for variant in variants for seed in range(count)]
     if not cells:
         raise ConfigError(f"{target} has no runs for these models, data and ideas")
     return cells
+
+
+def seeds_of(data: str) -> int:
+    """How many runs of a recipe the tables have on a data set, unless another number is asked for."""
+    return SEEDS_CIFAR if data == "cifar10" else SEEDS
 
 
 def networks(models: Sequence[str] | None, data: Sequence[str] | None) -> list[tuple[str, str]]:
@@ -73,11 +77,11 @@ def networks(models: Sequence[str] | None, data: Sequence[str] | None) -> list[t
     known = [name for name in recipes.PAPER if isinstance(name, str)]
     for model in models or ():
         if model not in known:
-            raise ConfigError(f"model must be one of {', '.join(known)}, got {model!r}")
+            raise ConfigError(expected_one_of("model", known, model))
     classified = [info.name for info in available() if info.task == "classification"]
     for name in data or ():
         if name not in classified:
-            raise ConfigError(f"data must be one of {', '.join(classified)}, got {name!r}")
+            raise ConfigError(expected_one_of("data", classified, name))
     ours = [
         (architecture, name)
         for architecture, name in paper.NETWORKS
@@ -103,7 +107,7 @@ def _ablations(recipe: str, architecture: str, data: str, ideas: Sequence[str] |
     """Each idea that changes the recipe, and what it is compared with."""
     for name in ideas or ():
         if name not in recipes.IDEAS:
-            raise ConfigError(f"idea must be one of {', '.join(recipes.IDEAS)}, got {name!r}")
+            raise ConfigError(expected_one_of("idea", recipes.IDEAS, name))
     chosen = [
         name
         for name, idea in recipes.IDEAS.items()

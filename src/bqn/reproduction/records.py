@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from bqn.reproduction.cells import Cell
-from bqn.training import TrainConfig
+from bqn.training import ConfigError, TrainConfig
 from bqn.training.files import parse_object, read_text, remove_leftovers, to_json, write_atomic
 
 MODES = ("analytic", "mc", "map", "mc_recalibrated", "map_recalibrated")
@@ -79,6 +79,16 @@ def seeds(architecture: str, data: str, folder: str, out: str | Path) -> list[di
     return list(read_all(cells, out).values())
 
 
+def config_of(document: Mapping[str, Any]) -> TrainConfig:
+    """The config of a record. Settings that are newer than it have their defaults; those that are gone are left out."""
+    return TrainConfig(**{name: value for name, value in document["config"].items() if name in _DEFAULTS})
+
+
+def failures(documents: Sequence[Mapping[str, Any]]) -> int:
+    """How many of the runs failed, and so have no figures."""
+    return sum("failed" in row for row in documents)
+
+
 def difference(document: Mapping[str, Any], config: TrainConfig) -> str | None:
     """In which setting a record differs from `config`, in words; None where it does not."""
     wanted = parse_object(config.to_json(), "config")
@@ -117,16 +127,64 @@ def _check(document: Mapping[str, Any], cell: Cell, path: Path) -> None:
             raise RecordError(f"{path}: {name} must be {value!r}, got {document.get(name)!r:.40}")
     if not isinstance(document.get("config"), dict):
         raise RecordError(f"{path}: config must be an object")
+    try:
+        config_of(document)
+    except ConfigError as error:
+        raise RecordError(f"{path}: config: {error}") from None
+    for name in ("hardware", "failed"):
+        if name in document and not (isinstance(document[name], str) and document[name]):
+            raise RecordError(f"{path}: {name} must be words, got {document[name]!r:.40}")
+    for name in ("seconds", "together", "entropy"):
+        if name in document:
+            require_number(document[name], f"{path}: {name}")
+    _check_curve(document, path)
     for part in ("test", "validation"):
-        scores = document.get(part, {})
-        if not isinstance(scores, dict) or not all(isinstance(entry, dict) for entry in scores.values()):
-            raise RecordError(f"{path}: {part} must hold one object a mode")
-        for place, value in _numbers(scores, part):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise RecordError(f"{path}: {place} must be a number, got {value!r:.40}")
+        check_scores(document.get(part, {}), f"{path}: {part}")
+    if "failed" not in document:
+        judged = "test" if cell.judged_on_test else "validation"
+        for part in {judged, *document.keys() & {"test", "validation"}}:
+            _require_modes(document.get(part), f"{path}: {part}")
 
 
-def _numbers(scores: Mapping[str, Mapping[str, Any]], part: str) -> Iterator[tuple[str, Any]]:
+def _check_curve(document: Mapping[str, Any], path: Path) -> None:
+    """The learning curve: lists of one length, of numbers, or nulls where nothing was set aside to validate on."""
+    curve = document.get("curve", {})
+    if not curve:
+        return
+    if not isinstance(curve, dict) or not all(isinstance(values, list) for values in curve.values()):
+        raise RecordError(f"{path}: curve must hold one list a figure")
+    if not {"epoch", "train_nll", "validation_nll"} <= curve.keys():
+        raise RecordError(f"{path}: curve must have epoch, train_nll and validation_nll")
+    if len({len(values) for values in curve.values()}) > 1:
+        raise RecordError(f"{path}: the lists of curve must be of one length")
+    for name, values in curve.items():
+        for value in values:
+            if value is not None:
+                require_number(value, f"{path}: curve, {name}")
+    for name in ("epochs", "best_epoch"):
+        require_number(document.get(name), f"{path}: {name}")
+
+
+def check_scores(scores: object, place: str) -> None:
+    """Raise RecordError unless `scores` holds objects of finite numbers by mode; NLL and errors are not negative."""
+    if not isinstance(scores, dict) or not all(isinstance(entry, dict) for entry in scores.values()):
+        raise RecordError(f"{place} must hold one object a mode")
     for mode, entry in scores.items():
         for name, value in entry.items():
-            yield f"{part}, {mode}, {name}", value
+            require_number(value, f"{place}, {mode}, {name}")
+            if name in FIGURES and (value < 0 or (name != "nll" and value > 1)):
+                raise RecordError(f"{place}, {mode}, {name} is out of range: {value!r:.40}")
+
+
+def require_number(value: object, place: str) -> None:
+    """Raise RecordError unless `value` is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RecordError(f"{place} must be a number, got {value!r:.40}")
+
+
+def _require_modes(scores: Mapping[str, Any] | None, place: str) -> None:
+    """All modes with all figures, as `bqn.reproduction.measuring` writes them."""
+    for mode in MODES:
+        for name in FIGURES:
+            if scores is None or name not in scores.get(mode, {}):
+                raise RecordError(f"{place} must have {name} of every mode ({', '.join(MODES)}), {mode} has none")

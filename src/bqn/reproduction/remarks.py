@@ -1,8 +1,14 @@
-"""What figures cannot say: remarks on single networks and recipes, shown on the page of results."""
+"""What tables cannot say: remarks by hand, and what shows by itself, on the page of results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bqn.reproduction import paper, records, tables
 
 # By architecture, data and recipe; a remark is shown once there is a record.
 REMARKS: Mapping[tuple[str, str, str], str] = {
@@ -11,3 +17,49 @@ REMARKS: Mapping[tuple[str, str, str], str] = {
         "stays at chance. What start the paper's own figures had we do not know."
     ),
 }
+_CHANCE = 0.99 * math.log(10)  # about what a network says that has learned nothing
+_WORSE = 1.05  # how much a validation NLL may rise again before it is said
+
+
+def remarks(out: Path) -> str:
+    """All remarks on tables 1 to 3, and on runs of sweeps and ideas that failed or learned nothing."""
+    lines = [line for network in paper.NETWORKS for recipe in ("paper", "best") for line in _of(out, network, recipe)]
+    return "\n".join(f"- {line}" for line in lines) or "None so far."
+
+
+def _of(out: Path, network: tuple[str, str], recipe: str) -> Iterator[str]:
+    name = tables.title(*network)
+    folder = out / "-".join(network)
+    variants = sorted(path.name for path in folder.glob(f"{recipe}-*") if path.is_dir())
+    documents = records.seeds(*network, recipe, out)
+    if documents and (*network, recipe) in REMARKS:
+        yield f"{name}, recipe `{recipe}`: {REMARKS[(*network, recipe)]}"
+    if found := _overfits(documents):
+        yield f"{name}, recipe `{recipe}`: {found}"
+    for kind, runs in [(recipe, documents), *((each, records.seeds(*network, each, out)) for each in variants)]:
+        for row in runs:
+            if "failed" in row:
+                yield f"{name}, recipe `{kind}`, seed {row['seed']} failed: {row['failed'].rstrip('.')}."
+        stuck = [row for row in runs if row.get("test", {}).get("analytic", {}).get("nll", 0) > _CHANCE]
+        if stuck:
+            yield f"{name}, recipe `{kind}`: {len(stuck)} of {len(runs)} runs learned nothing, their NLL is ln 10."
+
+
+def _overfits(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Whether the validation NLL rises again after its best epoch, whose weights are the ones that are judged."""
+    curves = [row for row in documents if row.get("curve", {}).get("validation_nll") and "validation" in row]
+    ends = [row["curve"]["validation_nll"][-1] for row in curves]
+    if not curves or None in ends:
+        return ""
+    best = fmean(row["validation"]["analytic"]["nll"] for row in curves)
+    last, trained = fmean(ends), fmean(row["curve"]["train_nll"][-1] for row in curves)
+    if last <= _WORSE * best:
+        return ""
+    epochs = sorted(row["best_epoch"] for row in curves)
+    one = epochs[0] == epochs[-1]
+    when = f"epoch {epochs[0]}" if one else f"epochs {epochs[0]} to {epochs[-1]}, by seed,"
+    return (
+        f"it overfits. The validation NLL of the analytic prediction is lowest at {when} of "
+        f"{curves[0]['epochs']}, with {1e3 * best:.1f}, and ends at {1e3 * last:.1f}, while that of "
+        f"training falls to {1e3 * trained:.1f}. The weights of the best epoch are the ones that are judged."
+    )

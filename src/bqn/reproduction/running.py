@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bqn.data import Dataset
-from bqn.reproduction import records
+from bqn.reproduction import recipes, records
 from bqn.reproduction.cells import Cell
 from bqn.reproduction.measuring import describe
 from bqn.training import ConfigError, DivergedError, EpochRecord, Run, TrainConfig, load_data, load_run
@@ -106,16 +106,27 @@ def sort_out(
 
 
 def groups(cells: Sequence[Cell], together: int | None = None) -> Iterator[list[Cell]]:
-    """Cells that are trained side by side: of one architecture and data set, a limited number."""
+    """Cells that are trained side by side: of one architecture, data set and pace, a limited number."""
 
-    def kind(cell: Cell) -> tuple[str, str]:
-        return cell.data, cell.architecture
+    def kind(cell: Cell) -> tuple[str, str, str]:
+        return cell.data, cell.architecture, _pace(cell)
 
     order = list(dict.fromkeys(map(kind, cells)))
-    for (data, _), alike in groupby(sorted(cells, key=lambda cell: order.index(kind(cell))), kind):
+    for (data, _, _), alike in groupby(sorted(cells, key=lambda cell: order.index(kind(cell))), kind):
         members = list(alike)
         size = together or _FEWER.get(data, TOGETHER)
         yield from (members[start : start + size] for start in range(0, len(members), size))
+
+
+def _pace(cell: Cell) -> str:
+    """Which cells take equal time and may be charged equal parts of it.
+
+    λ costs nothing; each number of levels stands alone, since times of levels are compared. Ideas, whose times nobody
+    compares, share one group, but not with the recipe itself.
+    """
+    if cell.variant in recipes.IDEAS:
+        return "idea"
+    return cell.variant if "levels" in recipes.changes(cell.variant) else ""
 
 
 def _run_group(

@@ -20,7 +20,12 @@ _FORMS = {"nll": (1e3, 1), "error": (100.0, 2)}
 def planned(cells: Sequence[Cell], found: Collection[Cell]) -> list[dict[str, Any]]:
     """Networks and recipes with the number of runs that are planned and recorded."""
     return [
-        {"run": name, "planned": len(group), "recorded": sum(cell in found for cell in group)}
+        {
+            "run": name,
+            "epochs": group[0].config().epochs,
+            "planned": len(group),
+            "recorded": sum(cell in found for cell in group),
+        }
         for name, group in _grouped(cells).items()
     ]
 
@@ -33,7 +38,8 @@ def summarize(target: str, cells: Sequence[Cell], out: str | Path) -> list[dict[
         first, documents = group[0], list(records.read_all(group, out).values())
         part = "test" if first.judged_on_test else "validation"
         row: dict[str, Any] = {"architecture": first.architecture, "data": first.data, "recipe": first.folder}
-        row |= {"part": part, "mode": mode, "seeds": len(documents)}
+        failed = records.failures(documents)
+        row |= {"part": part, "mode": mode, "seeds": len(documents) - failed, "failed": failed}
         for name, (factor, _) in _FORMS.items():
             found = records.figure(documents, part, mode, name)
             said = paper.printed(table, first.architecture, first.data, "bqn", name)
@@ -46,9 +52,10 @@ def summarize(target: str, cells: Sequence[Cell], out: str | Path) -> list[dict[
 
 
 def in_words(row: Mapping[str, Any]) -> list[str]:
-    """A row for people: network, recipe, seeds, then NLL in 1e-3 and error in percent, ours and the paper's."""
+    """A row for people: network, recipe, seeds and failures, NLL in 1e-3 and error in percent, ours and the paper's."""
     figures = [_figure(row[f"{whose}{name}"], *form) for whose in ("", "paper_") for name, form in _FORMS.items()]
-    return [f"{row['architecture']} {row['data']}", row["recipe"], str(row["seeds"]), *figures]
+    seeds = f"{row['seeds']}, {row['failed']} failed" if row["failed"] else str(row["seeds"])
+    return [f"{row['architecture']} {row['data']}", row["recipe"], seeds, *figures]
 
 
 def _figure(found: Mapping[str, float | None] | None, factor: float, digits: int) -> str:

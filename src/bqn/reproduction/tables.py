@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bqn.reproduction import paper, records
+from bqn.reproduction import paper, records, rivals
 from bqn.reproduction.aims import AIMS, MC_RATIO
 from bqn.reproduction.paper import Figure
 from bqn.reproduction.recipes import LEVELS, levels_variant
@@ -30,8 +29,10 @@ MODES = {
     "map": "MAP",
     "map_recalibrated": "MAP, recalibrated",
 }
-NOTHING = "–"
+NOTHING = "–"  # the paper has no figure, or there is no aim
+MISSING = "not measured"
 SHORT = "✗"
+_TABLES = {"analytic": "table1", "map": "table2", "mc": "table3"}
 # Unit on the page and digits of each figure.
 _FORMS = {"nll": (1e3, 1), "error": (100.0, 2), "ece": (100.0, 2)}
 
@@ -53,7 +54,7 @@ def title(architecture: str, data: str) -> str:
 def shown(found: Statistic | None, name: str, limit: float | None = None) -> str:
     """Mean ± standard deviation in the unit of the page, marked where it is worse than `limit`, in the same unit."""
     if found is None:
-        return NOTHING
+        return MISSING
     factor, digits = _FORMS[name]
     mean = f"{factor * found.mean:.{digits}f}"
     spread = "" if found.std is None else f" ± {factor * found.std:.{digits}f}"
@@ -62,13 +63,20 @@ def shown(found: Statistic | None, name: str, limit: float | None = None) -> str
 
 
 def ours(documents: Documents, mode: str, limits: Limits | None = None, part: str = "test") -> str:
-    """NLL / error of a mode, and over how many seeds."""
+    """NLL / error of a mode, over how many seeds, and how many more failed, which falls short of any limit."""
     nll, error = (records.figure(documents, part, mode, name) for name in ("nll", "error"))
-    if nll is None:
-        failed = sum("failed" in row for row in documents)
-        return f"failed ({failed})" if failed else NOTHING
     limits = limits or {}
-    return f"{shown(nll, 'nll', limits.get('nll'))} / {shown(error, 'error', limits.get('error'))} ({nll.seeds})"
+    failed = lost(documents, marked=bool(limits))
+    if nll is None:
+        return failed or MISSING
+    text = f"{shown(nll, 'nll', limits.get('nll'))} / {shown(error, 'error', limits.get('error'))} ({nll.seeds})"
+    return f"{text}, {failed}" if failed else text
+
+
+def lost(documents: Documents, marked: bool = False) -> str:
+    """How many runs failed, in words; "" for none."""
+    failed = records.failures(documents)
+    return f"{failed} failed{f' {SHORT}' if marked else ''}" if failed else ""
 
 
 def theirs(table: str, architecture: str, data: str, method: str) -> str:
@@ -104,13 +112,10 @@ def aim(architecture: str, data: str, mode: str) -> str:
 
 def rival(out: Path, method: str, architecture: str, data: str, mode: str) -> str:
     """Our run of another method, from the records that docs/baselines.md shows; ensembles of five where there are."""
-    name = f"{method}-{architecture}-{data}"
-    path = next((path for ending in ("-five", "") if (path := out / "rivals" / f"{name}{ending}.json").exists()), None)
-    if path is None:
-        return NOTHING
-    record = json.loads(path.read_text(encoding="utf-8"))
-    members = record["config"].get("members")
-    return ours(record["seeds"], mode) + ("" if members is None else f", {members} members")
+    record = rivals.read(out, method, architecture, data, mode)
+    if record is None:
+        return MISSING
+    return ours(record.seeds, mode) + ("" if record.members is None else f", {record.members} members")
 
 
 def gaussian(architecture: str, data: str) -> str:
@@ -124,7 +129,16 @@ def gaussian(architecture: str, data: str) -> str:
 
 def table1(out: Path) -> str:
     """Analytic prediction."""
-    heads = ("", "paper: E-QNN", "paper: BQN", "recipe `paper`", "aim", "recipe `best`", "Gaussian BNN, paper", "ours")
+    heads = (
+        "",
+        "paper: E-QNN",
+        "paper: BQN",
+        "recipe `paper`",
+        "aim",
+        "recipe `best`",
+        "Gaussian BNN, paper",
+        "Gaussian BNN, ours",
+    )
     rows = []
     for network in paper.NETWORKS:
         rows.append([title(*network), theirs("table1", *network, "e-qnn"), theirs("table1", *network, "bqn"),
@@ -137,13 +151,31 @@ def table1(out: Path) -> str:
 
 def table2(out: Path) -> str:
     """The most probable network."""
-    heads = ("", "paper: QNN", "paper: BQN", "recipe `paper`", "aim", "recipe `best`", "recalibrated", "QNN, ours")
+    heads = (
+        "",
+        "paper: QNN",
+        "paper: BQN",
+        "recipe `paper`",
+        "aim",
+        "recipe `best`",
+        "`best`, recalibrated",
+        "QNN, ours",
+    )
     return markdown(heads, _compressed(out, "table2", "map", "qnn", "qnn"))
 
 
 def table3(out: Path) -> str:
     """Five sampled networks."""
-    heads = ("", "paper: E-QNN", "paper: BQN", "recipe `paper`", "aim", "recipe `best`", "recalibrated", "E-QNN, ours")
+    heads = (
+        "",
+        "paper: E-QNN",
+        "paper: BQN",
+        "recipe `paper`",
+        "aim",
+        "recipe `best`",
+        "`best`, recalibrated",
+        "E-QNN, ours",
+    )
     return markdown(heads, _compressed(out, "table3", "mc", "e-qnn", "e-qnn"))
 
 
@@ -166,19 +198,28 @@ def _recipe(out: Path, recipe: str, network: tuple[str, str], mode: str, limits:
 
 
 def scoreboard(out: Path) -> str:
-    """How many aims the recipe `best` meets, NLL and error of each network counted apart."""
+    """How many aims the recipe `best` meets, and how often it is ahead of the paper, NLL and error counted apart."""
     rows = []
     for mode, words in MODES.items():
-        met = missed = 0
+        plain = mode.removesuffix("_recalibrated")
+        aims, papers = [], []
         for network in paper.NETWORKS:
             documents = records.seeds(*network, "best", out)
-            for name, limit in aim_limits(*network, mode.removesuffix("_recalibrated")).items():
-                found = records.figure(documents, "test", mode, name)
-                if found is not None:
-                    short = shown(found, name, limit).endswith(SHORT)
-                    met, missed = met + (not short), missed + short
-        rows.append([words, str(met), str(missed), str(2 * len(paper.NETWORKS) - met - missed)])
-    return markdown(("", "met", "missed", "not measured"), rows)
+            aims += _reached(documents, mode, aim_limits(*network, plain))
+            papers += _reached(documents, mode, paper_limits(_TABLES[plain], *network))
+        unmeasured = 2 * len(paper.NETWORKS) - len(aims)
+        rows.append(
+            [words, str(sum(aims)), str(len(aims) - sum(aims)), str(unmeasured), f"{sum(papers)} of {len(papers)}"]
+        )
+    return markdown(("", "aims met", "missed", "not measured", "no worse than the paper's BQN"), rows)
+
+
+def _reached(documents: Documents, mode: str, limits: Mapping[str, float]) -> list[bool]:
+    """Of each figure that has been measured whether it keeps to its limit; with a failed run none does."""
+    if records.failures(documents):
+        return [False] * len(limits)
+    found = {name: records.figure(documents, "test", mode, name) for name in limits}
+    return [not shown(value, name, limits[name]).endswith(SHORT) for name, value in found.items() if value is not None]
 
 
 def ratios(out: Path) -> str:
@@ -188,19 +229,20 @@ def ratios(out: Path) -> str:
     rows = []
     for network in paper.NETWORKS:
         limit = MC_RATIO.get(network[0])
-        documents = [row for row in records.seeds(*network, "best", out) if "test" in row]
+        documents = records.seeds(*network, "best", out)
         cells = [_ratio(documents, mode, limit if mode.startswith("mc") else None) for mode in modes]
         rows.append([title(*network), *cells, NOTHING if limit is None else f"{limit:g}"])
     return markdown(heads, rows)
 
 
 def _ratio(documents: Documents, mode: str, limit: float | None) -> str:
-    found = records.statistic([row["test"][mode]["nll"] / row["test"]["analytic"]["nll"] for row in documents])
+    tests = [row["test"] for row in documents if row.get("test", {}).get("analytic", {}).get("nll")]
+    found, failed = records.statistic([test[mode]["nll"] / test["analytic"]["nll"] for test in tests]), lost(documents)
     if found is None:
-        return NOTHING
+        return failed or MISSING
     spread = "" if found.std is None else f" ± {found.std:.2f}"
-    worse = limit is not None and round(found.mean, 2) > limit
-    return f"{found.mean:.2f}{spread}{f' {SHORT}' if worse else ''}"
+    worse = limit is not None and (round(found.mean, 2) > limit or bool(failed))
+    return f"{found.mean:.2f}{spread}{f', {failed}' if failed else ''}{f' {SHORT}' if worse else ''}"
 
 
 def calibration(out: Path) -> str:
@@ -211,13 +253,14 @@ def calibration(out: Path) -> str:
         documents = records.seeds(*network, "best", out)
         cells = [shown(records.figure(documents, "test", mode, "ece"), "ece") for mode in MODES]
         entropy = records.statistic([row["entropy"] for row in documents if "entropy" in row])
-        rows.append([title(*network), *cells, NOTHING if entropy is None else f"{entropy.mean:.0%}"])
+        name = ", ".join(filter(None, (title(*network), lost(documents))))
+        rows.append([name, *cells, MISSING if entropy is None else f"{entropy.mean:.0%}"])
     return markdown(heads, rows)
 
 
 def settings(out: Path) -> str:
     """How the networks of both recipes were trained, as their records say."""
-    heads = ("", "recipe", "bound", "epochs", "learning rate", "λ", "start", "shift", "hardware")
+    heads = ("", "recipe", "bound", "epochs", "learning rate", "λ", "start", "shift", "hardware", "code")
     rows = []
     for network in paper.NETWORKS:
         for recipe in ("paper", "best"):
@@ -228,22 +271,23 @@ def settings(out: Path) -> str:
 
 
 def _settings(document: Mapping[str, Any]) -> list[str]:
-    config = document["config"]
-    rate, decay, lam = config["learning_rate"], config["lr_decay"], f"{config['lam']:g}"
+    config = records.config_of(document)
+    rate, decay, lam = config.learning_rate, config.lr_decay, f"{config.lam:g}"
     rates = {"cosine": f"{rate:g}, cosine", "exponential": f"{rate:g} × {decay:g} an epoch", "constant": f"{rate:g}"}
     lams = {
         "constant": lam,
-        "warm-up": f"{config['warm_up_lam']:g} for {config['warm_up_epochs']:g} epochs, then {lam}",
-        "decay": f"from {lam} to {config['lam_end']:g}",
+        "warm-up": f"{config.warm_up_lam:g} for {config.warm_up_epochs:g} epochs, then {lam}",
+        "decay": f"from {lam} to {config.lam_end:g}",
     }
-    shift = f"{config['shift']}{' and flip' if config['flip'] else ''}"
-    return [config["bound"], str(config["epochs"]), rates[config["lr_schedule"]], lams[config["lam_schedule"]],
-            config["init"], shift, document["hardware"]]  # fmt: skip
+    shift = f"{config.shift}{' and flip' if config.flip else ''}"
+    code = f"{document.get('code', '')!s:.7}{'+' if document.get('code_changed') else ''}"
+    return [config.bound, str(config.epochs), rates[config.lr_schedule], lams[config.lam_schedule],
+            str(config.init), shift, document.get("hardware", ""), code]  # fmt: skip
 
 
 def levels(out: Path) -> str:
     """Quality against bits and time, for networks that have been trained with more than two levels."""
-    heads = ("", "D", "bits a weight", "analytic", "MC-5", "MAP", "seconds a run")
+    heads = ("", "D", "bits a weight", "analytic", "MC-5", "MAP", "seconds a run", "side by side")
     rows = []
     for network in paper.NETWORKS:
         found = {
@@ -256,5 +300,11 @@ def levels(out: Path) -> str:
             seconds = records.statistic([row["seconds"] for row in documents if "seconds" in row])
             rows.append([title(*network), str(count), f"{math.log2(count):.3g}",
                          *(ours(documents, mode) for mode in ("analytic", "mc", "map")),
-                         NOTHING if seconds is None else f"{seconds.mean:.0f}"])  # fmt: skip
+                         MISSING if seconds is None else f"{seconds.mean:.0f}", _side_by_side(documents)])  # fmt: skip
     return markdown(heads, rows) if rows else "Not measured yet."
+
+
+def _side_by_side(documents: Documents) -> str:
+    """How many runs shared the device: times compare only where as many did."""
+    counts = sorted({int(row["together"]) for row in documents if "together" in row})
+    return " or ".join(map(str, counts)) or MISSING

@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bqn.baselines import METHODS
+from bqn.choices import expected_one_of
 from bqn.levels import BINARY, QUATERNARY, TERNARY, as_levels
 from bqn.training import presets
 from bqn.training.errors import CheckpointError, ConfigError
@@ -166,7 +167,7 @@ class TrainConfig:
         """Give the options of model and method their defaults; all others must stay None."""
         for name, known in (("method", METHODS), ("model", ARCHITECTURES)):
             if getattr(self, name) not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+                raise ConfigError(expected_one_of(name, known, getattr(self, name)))
         method, of_model = METHODS[self.method], ARCHITECTURES[self.model].options
         if self.model not in method.models:
             raise ConfigError(f"model {self.model} is not for method {self.method}: {', '.join(method.models)}")
@@ -264,7 +265,7 @@ def _read(name: str, kind: Any, value: Any) -> Any:
         (kind,) = (choice for choice in get_args(kind) if choice is not type(None))
     if get_origin(kind) is Literal:
         if value not in get_args(kind) or not isinstance(value, str):
-            raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}, got {_shown(value)}")
+            raise ConfigError(expected_one_of(name, get_args(kind), value))
         return value
     if get_origin(kind) is tuple:
         return _read_sequence(name, get_args(kind)[0], value)

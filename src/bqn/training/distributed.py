@@ -91,7 +91,11 @@ def here() -> Processes:
     if not os.environ.get("MASTER_ADDR") or not all(os.environ.get(name, "").isdecimal() for name in _LAUNCHER):
         return ALONE
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return Processes(rank, count) if rank < count > 1 else ALONE
+    if rank >= count:
+        raise ConfigError(
+            f"RANK must be below WORLD_SIZE, {count}, got {rank}: it is the number of this process, from 0"
+        )
+    return Processes(rank, count)
 
 
 def join(device: torch.device) -> Processes:

@@ -8,20 +8,18 @@ one graph, so that they share the GPU; each branch is exactly the step that the 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from bqn.training import compiler
 from bqn.training.guard import health
 
 if TYPE_CHECKING:
     from bqn.training.loop import Trainer
 
-# Compiled gradients may differ from plain ones by so much of their norm: rounding, in bfloat16 above all.
-_COMPILED_WITHIN = 0.05
 _WARM_UP = 3  # steps before recording: libraries set themselves up and choose their algorithms
 
 
@@ -112,7 +110,7 @@ class Recording:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._check_compiler(size)
+            check_compiler(self.trainers, self.schedules, size)
             for _ in range(_WARM_UP):
                 for trainer, schedule, kept in zip(self.trainers, self.schedules, positions, strict=True):
                     schedule.position.copy_(kept)
@@ -129,23 +127,6 @@ class Recording:
         with torch.cuda.graph(graph, pool=pool):
             self._branches(size)
         return graph
-
-    def _check_compiler(self, size: int) -> None:
-        """Do without the compiler where its gradients are wrong: nothing but the result would show it."""
-        for trainer, schedule in zip(self.trainers, self.schedules, strict=True):
-            if not trainer.compiles:
-                continue
-            compiled = _gradients(trainer, schedule, size)
-            trainer.compiles = False
-            gap = float((compiled - (plain := _gradients(trainer, schedule, size))).norm() / plain.norm())
-            if gap <= _COMPILED_WITHIN:
-                trainer.compiles = True
-            else:
-                warnings.warn(
-                    f"compile: torch.compile of torch {torch.__version__} changes the gradient of this network by "
-                    f"{gap:.0%}, so its steps are not compiled",
-                    stacklevel=2,
-                )
 
     def _branches(self, size: int) -> None:
         main = torch.cuda.current_stream()
@@ -170,12 +151,21 @@ def _step(trainer: Trainer, schedule: Schedule, size: int) -> None:
     schedule.position += 1
 
 
-def _gradients(trainer: Trainer, schedule: Schedule, size: int) -> Tensor:
-    """The gradient of the step that comes next, in one vector; the state of the generators stays as it is."""
+def check_compiler(trainers: Sequence[Trainer], schedules: Sequence[Schedule], size: int) -> None:
+    """Do without the compiler where its gradients of the step that comes next are wrong, see `compiler.check`."""
+    own = dict(zip(trainers, schedules, strict=True))
+    compiler.check(trainers, lambda trainer: _gradients(trainer, own[trainer], size))
+
+
+def _gradients(trainer: Trainer, schedule: Schedule, size: int) -> dict[str, Tensor]:
+    """The gradients of the step that comes next, by parameter; the state of the generators stays as it is."""
     generators = trainer.state.generator_states()
     trainer.backward(schedule.batch(size), schedule.look_up(schedule.lams))
     trainer.state.set_generator_states(generators)
-    return torch.cat([parameter.grad.flatten() for parameter in trainer.net.parameters() if parameter.grad is not None])
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in trainer.net.named_parameters()
+    }
 
 
 class _Snapshot:

@@ -18,6 +18,7 @@ from bqn.network import Network
 from bqn.objective import ElboTerms
 from bqn.propagate import half
 from bqn.training.checkpoint import Moment, digest
+from bqn.training.compiler import compiled
 from bqn.training.config import TrainConfig
 from bqn.training.distributed import ALONE, Processes, join
 from bqn.training.errors import CheckpointError, DivergedError
@@ -38,8 +39,8 @@ Tick = Callable[[int, int], None]
 
 # Steps between looks at the health of a run on a GPU: looking makes the GPU wait. On a CPU every step is looked at.
 LOOK_EVERY = {"cpu": 1, "cuda": 100}
-# Seconds between two saves at the end of an epoch, on a GPU.
-SAVE_EVERY = 10.0
+# Seconds between two saves at the end of an epoch: on a GPU a small network ends one faster than a disk takes it.
+SAVE_EVERY = {"cpu": 0.0, "cuda": 10.0}
 
 
 def fit(
@@ -77,6 +78,7 @@ def fit(
     """
     with surroundings(config) as device:
         trainer = Trainer(net, train, validation, config, device, preprocessing, join(device))
+        trainer.require_same()
         if out is not None:
             trainer.keep_in(RunFolder(out))
         return trainer.run(report, tick)
@@ -116,6 +118,12 @@ class Trainer:
         self._recorded_epoch: int | None = None
         self.compiles = config.compile
         self._saved_at = time.monotonic()
+        self._best_written: int | None = None
+
+    def require_same(self) -> None:
+        """Raise, in all processes, unless all begin with the same; for all of them, before a folder is begun."""
+        if self.processes.several:
+            self.processes.require_same(digest(self.moment(), self.config.to_json()), self.device)
 
     def keep_in(self, folder: RunFolder) -> None:
         """Begin a run folder."""
@@ -136,21 +144,18 @@ class Trainer:
             return
         self.folder = folder
         folder.clean()
-        folder.write_history(self.history())
-        if self.state.best is not None:
-            folder.write_best(self.net, self.state.best)
+        self._write_drawn_files(folder)
 
     def run(self, report: Report | None, tick: Tick | None) -> History:
         """Train until the last epoch or until patience ends."""
-        if self.processes.several:
-            self.processes.require_same(digest(self.moment(), self.config.to_json()), self.device)
         if not self.processes.first:
             report = tick = None
         with self.at_work():
             while not self.finished():
                 record = self.epoch(tick)
                 if report is not None:
-                    report(record)
+                    with self.saved_if_interrupted():
+                        report(record)
         return self.history()
 
     @contextmanager
@@ -187,36 +192,27 @@ class Trainer:
             self._advance(batches)
             state.seconds = time.perf_counter() - started
             if tick is not None:
-                self._tick(tick)
-            if self._steps_since_checkpoint() == 0 and state.position < self.steps:
-                self._save()
+                with self.saved_if_interrupted():
+                    tick(self._steps_done(), self.config.epochs * self.steps)
+            if self._steps_since_checkpoint() == 0 and state.position < self.steps and self.folder is not None:
+                self.folder.write_checkpoint(self.moment())
         return self.end_epoch(started)
 
     def end_epoch(self, started: float) -> EpochRecord:
         """Put down what the epoch gave, after its last step."""
-        state, record = self.state, self._score(started)
-        state.end_epoch(record)
-        if self.folder is not None and self._time_to_save():
-            self._save()
-            self.folder.write_history(self.history())
-            if self.device.type != "cpu" or state.best_epoch() in (None, record.epoch):
-                self.folder.write_best(self.net, state.best)
+        record = self._score(started)
+        self.state.end_epoch(record)
+        if self.finished() or time.monotonic() >= self._saved_at + SAVE_EVERY[self.device.type]:
+            self.save()
         return record
 
-    def _time_to_save(self) -> bool:
-        """A GPU ends an epoch of a small network faster than a disk takes its state."""
-        if self.device.type == "cpu" or self.finished() or time.monotonic() >= self._saved_at + SAVE_EVERY:
-            self._saved_at = time.monotonic()
-            return True
-        return False
-
-    def _tick(self, tick: Tick) -> None:
-        """Let the caller know, between two steps; if it interrupts the run here, no step is lost."""
+    @contextmanager
+    def saved_if_interrupted(self) -> Iterator[None]:
+        """The block, between two steps, lets the caller know; if that interrupts the run here, no step is lost."""
         try:
-            tick(self._steps_done(), self.config.epochs * self.steps)
+            yield
         except KeyboardInterrupt:
-            if self.state.position < self.steps:
-                self._save()
+            self.save()
             raise
 
     def _steps_done(self) -> int:
@@ -328,8 +324,8 @@ class Trainer:
 
     @cached_property
     def _compiled(self) -> Callable[..., ElboTerms]:
-        """The objective, compiled; once for all networks of one architecture that are trained side by side."""
-        return torch.compile(self.net.elbo_terms, dynamic=False)
+        """The objective, compiled; see `compiler.compiled`."""
+        return compiled(self.net.elbo_terms)
 
     def _score(self, started: float) -> EpochRecord:
         state, config = self.state, self.config
@@ -368,7 +364,7 @@ class Trainer:
     def _diverged(self, step: int, cause: Cause) -> DivergedError:
         saved = ""
         if self.folder is not None and all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
-            self._save()
+            self.save()
             saved = f"; the state before it is saved in {self.folder.path}"
         elif self.folder is not None:  # the step before broke the weights: what was saved earlier is better
             saved = f"; the last good checkpoint is in {self.folder.path}"
@@ -379,9 +375,19 @@ class Trainer:
         moment.facts["data"] = self.fingerprint
         return moment
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write the run as it is now, between two steps, to its folder: the checkpoint, then what is drawn from it."""
+        self._saved_at = time.monotonic()
         if self.folder is not None:
             self.folder.write_checkpoint(self.moment())
+            self._write_drawn_files(self.folder)
+
+    def _write_drawn_files(self, folder: RunFolder) -> None:
+        folder.write_history(self.history())
+        best = self.state.best_epoch()
+        if self.state.records and (best is None or best != self._best_written):
+            folder.write_best(self.net, self.state.best)
+            self._best_written = best
 
 
 def copied(moment: Moment) -> Moment:

@@ -17,6 +17,7 @@ from bqn.training.files import parse_object, to_json
 
 _FORMAT = "bqn-preprocessing-1"
 _KEYS = ("format", "input_shape", "outputs", "classes", "inputs", "targets")
+_NAMES = ("feature_names", "target_name")  # of columns: only where the data have them
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,10 @@ class Preprocessing:
         For tables of features; pixels need none.
     targets : Standardizer or None
         For regression; None means classification.
+    feature_names : tuple of str
+        Names of the columns of a table; `()` where it has none, and for images.
+    target_name : str or None
+        Name of the column that is predicted, likewise.
     """
 
     input_shape: tuple[int, ...]
@@ -41,9 +46,18 @@ class Preprocessing:
     classes: tuple[str, ...] = ()
     inputs: Standardizer | None = None
     targets: Standardizer | None = None
+    feature_names: tuple[str, ...] = ()
+    target_name: str | None = None
 
     @classmethod
-    def of(cls, train: Split, outputs: int | None = None, classes: Sequence[str] = ()) -> Preprocessing:
+    def of(
+        cls,
+        train: Split,
+        outputs: int | None = None,
+        classes: Sequence[str] = (),
+        feature_names: Sequence[str] = (),
+        target_name: str | None = None,
+    ) -> Preprocessing:
         """Learn from training examples.
 
         `outputs` is taken from the names of the classes or the columns of the target where it is not given.
@@ -57,6 +71,8 @@ class Preprocessing:
             tuple(classes),
             Standardizer.fit(train.x) if train.x.is_floating_point() and train.x.dim() == 2 else None,
             Standardizer.fit(train.y) if regression else None,
+            tuple(feature_names),
+            target_name,
         )
 
     @property
@@ -98,13 +114,15 @@ class Preprocessing:
             "classes": self.classes,
             "inputs": _numbers(self.inputs),
             "targets": _numbers(self.targets),
+            **({"feature_names": self.feature_names} if self.feature_names else {}),
+            **({} if self.target_name is None else {"target_name": self.target_name}),
         })  # fmt: skip
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Preprocessing:
         """What `to_json` wrote."""
         values = parse_object(text, source)
-        if values.get("format") != _FORMAT or set(values) != set(_KEYS):
+        if values.get("format") != _FORMAT or set(values) - set(_NAMES) != set(_KEYS):
             raise CheckpointError(f"{source} is not a {_FORMAT} object with the keys {', '.join(_KEYS)}")
         shape, outputs, classes = values["input_shape"], values["outputs"], values["classes"]
         if not _counts(shape) or not _counts([outputs]) or math.prod(shape) > 2**24:
@@ -115,7 +133,16 @@ class Preprocessing:
             raise CheckpointError(f"{source}: {len(classes)} classes for {outputs} outputs")
         inputs = _standardizer(values["inputs"], math.prod(shape), f"{source}: inputs")
         targets = _standardizer(values["targets"], outputs, f"{source}: targets")
-        return cls(tuple(shape), outputs, tuple(classes), inputs, targets)
+        names, target = values.get("feature_names", []), values.get("target_name")
+        if (
+            not isinstance(names, list)
+            or not all(isinstance(name, str) for name in names)
+            or not isinstance(target, str | None)
+        ):
+            raise CheckpointError(f"{source}: feature_names must be a list of names, target_name a name")
+        if names and (len(set(names)) < len(names) or [len(names)] != shape):
+            raise CheckpointError(f"{source}: {len(names)} feature_names for {shape}, expected one name a feature")
+        return cls(tuple(shape), outputs, tuple(classes), inputs, targets, tuple(names), target)
 
 
 def _counts(values: object) -> bool:

@@ -121,8 +121,9 @@ def _terminal(epochs: int, stream: TextIO) -> Iterator[Progress]:
         rich.BarColumn(bar_width=None),
         rich.TaskProgressColumn(),
         rich.TimeElapsedColumn(),
-        rich.TextColumn("left"),
+        rich.TextColumn("gone,"),
         rich.TimeRemainingColumn(),
+        rich.TextColumn("left"),
     )
     with rich.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("training", epoch=f"1/{epochs}", total=None)

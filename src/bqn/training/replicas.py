@@ -8,8 +8,8 @@ optimizer, schedules, early stop and folder, and ends as it would have ended alo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,16 +121,29 @@ class _Together:
         together = len(active) > 1 and _alike(trainers) and self._steps_together(trainers)
         for index, trainer in zip(active, trainers, strict=True):
             try:
-                record = trainer.end_epoch(self.started) if together else trainer.epoch(self._alone)
+                record = (
+                    trainer.end_epoch(self.started) if together else trainer.epoch(lambda done, total: self._tick())
+                )
             except DivergedError as error:
                 self.failures[index] = error
                 continue
             if self.report is not None:
-                self.report(index, record)
+                with self._saved_if_interrupted():
+                    self.report(index, record)
 
-    def _alone(self, done: int, total: int) -> None:
+    def _tick(self) -> None:
         if self.tick is not None:
-            self.tick()
+            with self._saved_if_interrupted():
+                self.tick()
+
+    @contextmanager
+    def _saved_if_interrupted(self) -> Iterator[None]:
+        """As `Trainer.saved_if_interrupted`, for all runs: on a GPU not every epoch is saved as it ends."""
+        with ExitStack() as stack:
+            for index, trainer in enumerate(self.trainers):
+                if index not in self.failures:  # one that failed has been saved if it was worth it
+                    stack.enter_context(trainer.saved_if_interrupted())
+            yield
 
     def _steps_together(self, trainers: list[Trainer]) -> bool:
         """All steps of an epoch; if any run fails in it, all return to the last look, and false is returned."""
@@ -147,8 +160,9 @@ class _Together:
                 for trainer, moment in zip(trainers, before, strict=True):
                     trainer.state.restore(moment, "the state a few steps ago")
                 return False
-            if self.tick is not None:
-                self.tick()
+            for trainer in trainers:
+                trainer.state.seconds = time.perf_counter() - self.started
+            self._tick()
         return True
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from bqn.training.prepare import fingerprint
 from bqn.training.preprocessing import Preprocessing
 from bqn.training.records import History, best_epoch, parse_lines, parse_records
 from bqn.training.state import best_weights, require_weights
-from bqn.training.surroundings import surroundings
+from bqn.training.surroundings import as_here, surroundings
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +83,7 @@ def train(
     net = build_model(config, preprocessing.input_shape, preprocessing.outputs)
     with surroundings(config) as device:
         trainer = Trainer(net, training, validation, config, device, preprocessing, join(device))
+        trainer.require_same()
         if out is not None:
             trainer.keep_in(RunFolder(out))
         return Run(net, config, trainer.run(report, tick), preprocessing)
@@ -120,11 +121,12 @@ def resume(
     preprocessing = folder.read_preprocessing()
     if train is None:
         train, validation, _ = data_parts(config, load_data(config, root, download))
-    here = config if device is None else replace(config, device=device)
+    here = as_here(config, device)
     net = net or build_model(config, preprocessing.input_shape, preprocessing.outputs)
     with surroundings(here) as chosen:
         trainer = Trainer(net, train, validation, here, chosen, preprocessing, join(chosen))
         trainer.continue_from(folder)
+        trainer.require_same()
         return Run(net, config, trainer.run(report, tick), preprocessing)
 
 
@@ -194,7 +196,13 @@ def data_parts(config: TrainConfig, dataset: Dataset) -> tuple[Split, Split | No
         fitting = ", ".join(name for name, entry in ARCHITECTURES.items() if entry.task == dataset.task)
         raise ConfigError(f"model {config.model} is for {task}, but {dataset.name} asks for {dataset.task}: {fitting}")
     training, validation = _split(config, dataset)
-    return training, validation, Preprocessing.of(training, classes=dataset.classes)
+    preprocessing = Preprocessing.of(
+        training,
+        classes=dataset.classes,
+        feature_names=dataset.feature_names,
+        target_name=dataset.target_name,
+    )
+    return training, validation, preprocessing
 
 
 def _split(config: TrainConfig, dataset: Dataset) -> tuple[Split, Split | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -48,9 +49,20 @@ def find_device(config: TrainConfig) -> torch.device:
         if (device.index or 0) >= count:
             raise ConfigError(f"device: {config.device} is not there, torch sees {count} CUDA devices")
         return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-    if config.mixed_precision:
-        raise ConfigError(f"mixed_precision needs a CUDA device, got {name}")
+    for setting in ("mixed_precision", "compile"):
+        if getattr(config, setting):
+            raise ConfigError(f"{setting} needs a CUDA device, got {name}")
     return device
+
+
+def as_here(config: TrainConfig, device: str | None = None) -> TrainConfig:
+    """The config of a run that is continued, maybe on another device than it was begun on.
+
+    Without a GPU nothing is compiled: that concerns time alone, and a run must not need the machine that began it.
+    """
+    device = device or config.device
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    return replace(config, device=device, compile=config.compile and on_gpu)
 
 
 def _own_of_several(asked: torch.device, own: int, count: int) -> torch.device:

@@ -1,0 +1,83 @@
+"""What benchmarks write is there whole or not at all."""
+
+import importlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+ROWS = [{"axis": "batch", "value": value, "ours": 1.0, "floor": 0.5} for value in (10, 100)]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def module(name: str) -> ModuleType:
+        monkeypatch.syspath_prepend(str(FOLDER))
+        for each in (name, "timing"):
+            monkeypatch.delitem(sys.modules, each, raising=False)
+        return importlib.import_module(name)
+
+    return module
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """From now on no file can be finished."""
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    return lambda: monkeypatch.setattr(os, "replace", fail)
+
+
+def test_a_record(load: Any, full_disk: Any, tmp_path: Path) -> None:
+    timing, path = load("timing"), tmp_path / "a/record.json"
+    timing.write(path, [{"ms": 1}], unit="ms")
+    before = path.read_text()
+    assert json.loads(before)["rows"] == [{"ms": 1}]
+    full_disk()
+    with pytest.raises(OSError, match="No space"):
+        timing.write(path, [{"ms": 2}], unit="ms")
+    assert path.read_text() == before
+    assert [entry.name for entry in path.parent.iterdir()] == ["record.json"]
+
+
+def test_plots(load: Any, full_disk: Any, tmp_path: Path) -> None:
+    cost, path = load("cost"), tmp_path / "cost-batch.svg"
+    cost.draw(ROWS, tmp_path, "a box")
+    before = path.read_text()
+    assert before.startswith("<svg ")
+    full_disk()
+    with pytest.raises(OSError, match="No space"):
+        cost.draw([{**row, "ours": 7.0} for row in ROWS], tmp_path, "a box")
+    assert path.read_text() == before
+
+
+def test_the_page_of_speed(load: Any, full_disk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, path = load("speed_tables"), tmp_path / "speed.md"
+    text = "".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in tables.TABLES)
+    path.write_text(text)
+    monkeypatch.setattr(tables, "PAGE", path)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)  # no records
+    monkeypatch.setattr(sys, "argv", ["speed_tables.py"])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            tables.main()
+    assert path.read_text() == text
+    tables.main()
+    assert path.read_text().count("No record yet.") == len(tables.TABLES)
+
+
+def test_no_benchmark_writes_its_record_in_place() -> None:
+    """Only scratch files, which a compiler reads at once, are."""
+    for path in sorted(FOLDER.glob("*.py")):
+        for line in re.findall(r".*\.write_text\(.*|.*open\([^)]*[\"']w.*", path.read_text()):
+            assert path.name == "microcontroller.py", f"{path.name}: {line}"
+            assert re.search(r'folder / "(net\.h|main\.c|check\.c)"', line), line
