@@ -16,7 +16,6 @@ import argparse
 import datetime
 import json
 import math
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from bqn import evaluation, training
 from bqn.atomic import write_atomic
 from bqn.cli._settings import parse_numbers
 from bqn.data import Dataset, Split, load, split_validation
+from bqn.reproduction.measuring import code, hardware
 
 HERE = Path(__file__).resolve().parent.parent
 SETS = ("mnist", "fashion-mnist", "kmnist")
@@ -139,7 +139,7 @@ def _begin(task: Task, device: str) -> dict[str, Any]:
         if known["config"] == kept:
             return known
     task.path.parent.mkdir(parents=True, exist_ok=True)
-    return {**about, "config": kept, "code": _commit(), "hardware": _hardware(device),
+    return {**about, "config": kept, **code(), "hardware": hardware(device),
             "date": str(datetime.date.today()), "seeds": []}  # fmt: skip
 
 
@@ -250,17 +250,6 @@ def _cell(figure: list[float | None] | None, factor: float, digits: int) -> str:
         return "–"
     mean, error = figure
     return f"{factor * mean:.{digits}f}" + ("" if error is None else f" ± {factor * error:.{digits}f}")
-
-
-def _commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
-
-
-def _hardware(device: str) -> str:
-    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
-        return torch.cuda.get_device_name(None if device in ("auto", "cuda") else torch.device(device))
-    return f"CPU, {torch.get_num_threads()} threads"
 
 
 def main() -> None:
