@@ -335,6 +335,7 @@ def instruction_rows(seconds: float) -> list[Row]:
 
 
 def hardware() -> str:
+    """The processor by name and its instruction sets, which decide about the speed of kernels like these."""
     info = Path("/proc/cpuinfo").read_text().splitlines()
     model = next(line.split(":")[1].strip() for line in info if line.startswith("model name"))
     return f"{model}, {len(os.sched_getaffinity(0))} cores, kernels {', '.join(_native.supported())}"

@@ -20,10 +20,11 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -86,13 +87,14 @@ FORMS = {"passes": (False, False), "kernels": (True, False), "pair": (True, True
 
 @contextmanager
 def form(name: str) -> Iterator[None]:
-    before = half.KERNELS, half.PAIR_KERNELS
-    half.KERNELS, half.PAIR_KERNELS = FORMS[name]
-    try:
-        with half.lowered():
-            yield
-    finally:
-        half.KERNELS, half.PAIR_KERNELS = before
+    """`half.moments` in one form; in `pair_kernels` on all shapes, where a network has them only where they pay."""
+    kernels, pair = FORMS[name]
+    with ExitStack() as stack:
+        stack.enter_context(half.lowered())
+        stack.enter_context(patch.multiple(half, KERNELS=kernels, PAIR_KERNELS=pair))
+        if pair:
+            stack.enter_context(patch("bqn.propagate.pair_kernels.pays", lambda *_: True))
+        yield
 
 
 def layer(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,14 +12,13 @@ from typing import Any
 import torch
 
 from bqn.atomic import write_atomic
+from bqn.reproduction import measuring
 
 Work = Callable[[], Any]
 
 
 def hardware() -> str:
-    if torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return f"{measuring.hardware('auto')}, torch {torch.__version__}"
 
 
 def recorded(work: Work) -> Work:

@@ -6,10 +6,11 @@ import os
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 ROWS = [{"axis": "batch", "value": value, "ours": 1.0, "floor": 0.5} for value in (10, 100)]
@@ -73,6 +74,40 @@ def test_the_page_of_speed(load: Any, full_disk: Any, tmp_path: Path, monkeypatc
     assert path.read_text() == text
     tables.main()
     assert path.read_text().count("No record yet.") == len(tables.TABLES)
+
+
+def test_a_step_that_was_not_compiled_is_not_called_compiled(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = load("gpu_step")
+    accepted = True
+
+    class Recording:
+        def __init__(self, trainers: list[Any]) -> None:
+            for each in trainers:
+                each.compiles = each.compiles and accepted
+
+        def begin_epoch(self, orders: list[Any]) -> None:
+            pass
+
+    def trainer(model: str, batch: int, ours: Any, seed: int = 0) -> SimpleNamespace:
+        state = SimpleNamespace(draw_order=lambda count: None)
+        return SimpleNamespace(compiles=ours.compiled, state=state, x=[0], steps=5)
+
+    monkeypatch.setattr(step, "Recording", Recording)
+    monkeypatch.setattr(step, "trainer", trainer)
+    monkeypatch.setattr(step, "best_time", lambda work, repeats: 0.01)
+    assert step.our_step("cnn", 100, "bf16 compiled") == ("bf16 compiled", 2.0)
+    accepted = False
+    assert step.our_step("cnn", 100, "bf16 compiled", 2) == ("bf16 kernels, compiler refused", 1.0)
+    assert step.our_step("cnn", 100, "bf16 passes") == ("bf16 passes", 2.0)
+
+
+def test_made_up_images_are_smooth_and_tell_their_class(load: Any) -> None:
+    data = load("gpu_step").images((3, 32, 32), 200)
+    x = data.x.double() / 255
+    assert (x[..., 1:] - x[..., :-1]).std() < 0.5 * x.std()
+    centres = torch.stack([x[data.y == label].mean(0) for label in range(10)])
+    nearest = torch.cdist(x.flatten(1), centres.flatten(1)).argmin(1)
+    assert (nearest == data.y).double().mean() > 0.9
 
 
 def test_no_benchmark_writes_its_record_in_place() -> None:

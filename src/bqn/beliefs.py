@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -22,9 +22,12 @@ from torch import Tensor
 from bqn.checks import may_read_values, require_finite, require_floating
 from bqn.levels import Levels, as_levels, level_tensor, symmetric_pair
 
+if TYPE_CHECKING:
+    from bqn.propagate.neighbours import Neighbours
+
 Lazy: TypeAlias = Tensor | Callable[[], Tensor]
 MomentsFunction: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
-WithinFunction: TypeAlias = Callable[[float | None], tuple[Tensor, Tensor]]
+WithinFunction: TypeAlias = Callable[[float | None], "Gaussian"]
 
 
 class Gaussian:
@@ -34,9 +37,14 @@ class Gaussian:
     ----------
     mean, var : Tensor
         Same shape and floating dtype; `var` is not negative. Zero variance is allowed and means certainty.
+
+    Attributes
+    ----------
+    neighbours : Neighbours or None
+        What the noise at neighbouring positions has in common, see `bqn.propagate.neighbours`; None for nothing.
     """
 
-    __slots__ = ("_like", "_mean", "_shape", "_total", "_var", "_within", "origin")
+    __slots__ = ("_like", "_mean", "_shape", "_total", "_var", "_within", "neighbours", "origin")
 
     def __init__(self, mean: Tensor, var: Tensor) -> None:
         require_floating(mean, "mean")
@@ -54,13 +62,14 @@ class Gaussian:
     def _set(self, shape: torch.Size, like: Tensor, total: MomentsFunction, within: WithinFunction | None) -> None:
         self._shape, self._like, self._total, self._within = shape, like, total, within
         self.origin: object = None
+        self.neighbours: Neighbours | None = None
         self._mean: Tensor | None = None
         self._var: Tensor | None = None
 
     @classmethod
-    def of(cls, mean: Tensor, var: Tensor) -> Gaussian:
+    def of(cls, mean: Tensor, var: Tensor, neighbours: Neighbours | None = None) -> Gaussian:
         """Build without checks."""
-        return cls.deferred(mean.shape, mean, lambda: (mean, var))
+        return cls.deferred(mean.shape, mean, lambda: (mean, var), neighbours=neighbours)
 
     @classmethod
     def deferred(
@@ -70,6 +79,7 @@ class Gaussian:
         total: MomentsFunction,
         within: WithinFunction | None = None,
         origin: object = None,
+        neighbours: Neighbours | None = None,
     ) -> Gaussian:
         """Build without checks from functions that compute mean and variance when they are asked for.
 
@@ -78,12 +88,13 @@ class Gaussian:
         shape : of the tensor that the belief is about
         like : any tensor of its dtype and device
         total : gives mean and variance
-        within : gives mean and variance without the noise that is common to the whole batch; see `within_batch`
+        within : gives the belief without the noise that is common to the whole batch; see `within_batch`
         origin : what the belief is made from, for a layer that can do better with that than with the moments
+        neighbours : what the noise at neighbouring positions has in common
         """
         belief = cls.__new__(cls)
         belief._set(shape, like, total, within)
-        belief.origin = origin
+        belief.origin, belief.neighbours = origin, neighbours
         return belief
 
     def _compute(self) -> None:
@@ -113,7 +124,7 @@ class Gaussian:
         momentum : float or None
             A number: centre on this batch and update the running centre with that weight. None: use the running one.
         """
-        return self if self._within is None else Gaussian.of(*self._within(momentum))
+        return self if self._within is None else self._within(momentum)
 
     @property
     def shape(self) -> torch.Size:
@@ -156,14 +167,11 @@ class Gaussian:
         """
         of_var = mean if var is None else var
 
-        def apply(moments: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-            return mean(moments[0]), of_var(moments[1])
-
-        def within(momentum: float | None) -> tuple[Tensor, Tensor]:
+        def within(momentum: float | None) -> Gaussian:
             inner = self.within_batch(momentum)
-            return apply((inner.mean, inner.var))
+            return Gaussian.of(mean(inner.mean), of_var(inner.var))
 
-        return Gaussian.deferred(shape, self._like, lambda: apply((self.mean, self.var)), within)
+        return Gaussian.deferred(shape, self._like, lambda: (mean(self.mean), of_var(self.var)), within)
 
     def reshape(self, *shape: int | tuple[int, ...]) -> Gaussian:
         target = full_shape(self.shape, shape)
@@ -220,9 +228,14 @@ class Categorical:
         Shape `(..., D)`, not negative, summing to one over the last dimension.
     levels : sequence of float
         The D values, strictly ascending.
+
+    Attributes
+    ----------
+    neighbours : Neighbours or None
+        As for `Gaussian`.
     """
 
-    __slots__ = ("_levels", "_logits", "_mean", "_probs", "_var", "_within")
+    __slots__ = ("_levels", "_logits", "_mean", "_probs", "_var", "_within", "neighbours")
 
     def __init__(self, probs: Tensor, levels: Iterable[float] | Tensor) -> None:
         require_floating(probs, "probs")
@@ -249,6 +262,7 @@ class Categorical:
         self._mean: Lazy | None = None
         self._var: Lazy | None = None
         self._within: WithinFunction | None = None
+        self.neighbours: Neighbours | None = None
 
     @classmethod
     def of(
@@ -260,19 +274,22 @@ class Categorical:
         mean: Lazy | None = None,
         var: Lazy | None = None,
         within: WithinFunction | None = None,
+        neighbours: Neighbours | None = None,
     ) -> Categorical:
         """Build without checks from what is at hand; the rest is derived when asked for.
 
-        At least one of `probs`, `logits` or, for two levels, `mean` is needed. `within` is as for `Gaussian.deferred`.
+        At least one of `probs`, `logits` or, for two levels, `mean` is needed. `within` and `neighbours` are as for
+        `Gaussian.deferred`.
         """
         belief = cls.__new__(cls)
         belief._levels, belief._probs, belief._logits = levels, probs, logits
         belief._mean, belief._var, belief._within = mean, var, within
+        belief.neighbours = neighbours
         return belief
 
     def within_batch(self, momentum: float | None) -> Gaussian | Categorical:
         """As `Gaussian.within_batch`: an exact sum knows its common noise too, and gives the moments without it."""
-        return self if self._within is None else Gaussian.of(*self._within(momentum))
+        return self if self._within is None else self._within(momentum)
 
     @classmethod
     def from_logits(cls, logits: Tensor, levels: Iterable[float] | Tensor) -> Categorical:
@@ -428,9 +445,9 @@ class Categorical:
             within=within,
         )
 
-    def _map_within(self, function: Callable[[Tensor], Tensor], momentum: float | None) -> tuple[Tensor, Tensor]:
+    def _map_within(self, function: Callable[[Tensor], Tensor], momentum: float | None) -> Gaussian:
         inner = self.within_batch(momentum)
-        return function(inner.mean), function(inner.var)
+        return Gaussian.of(function(inner.mean), function(inner.var))
 
     def reshape(self, *shape: int | tuple[int, ...]) -> Categorical:
         target = full_shape(self.shape, shape)

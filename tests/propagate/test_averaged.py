@@ -137,7 +137,7 @@ def test_gradients(
 
     def moments(mean: Tensor, var: Tensor, logits: Tensor, bias: Tensor, centre: Tensor | None) -> tuple[Tensor, ...]:
         x, weight = beliefs(mean, var, logits)
-        told = None if centre is None else (lambda *_: centre)
+        told = None if centre is None else clt.BatchStatistics(lambda *_: centre, lambda *_: torch.zeros(()))
         source = averaged.Convolution(x, weight, Categorical.of_logits(bias, levels), geometry, told)
         belief = averaged.average(source, torch.Size((2, 2, *sizes)), (window,) * dims, (stride,) * dims)
         assert belief.mean.shape == belief.shape

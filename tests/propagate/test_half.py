@@ -28,10 +28,11 @@ def moments(x: Tensor, logits: Tensor, centre: Tensor | None, geometry: clt.Geom
     return clt._moments_in_working_precision(belief, weight, None, geometry, centre)
 
 
-@pytest.fixture(params=[False, True], ids=["passes", "kernels"])
+@pytest.fixture(params=["passes", "kernels", "pair"])
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Element by element in plain torch, or in Triton: on a GPU where there is one, else in its interpreter."""
-    monkeypatch.setattr(half, "kernels_take", lambda *_: request.param)
+    """In plain torch, or in Triton element by element, or matrix products too; without a GPU in its interpreter."""
+    monkeypatch.setattr(half, "kernels_take", lambda *_: request.param != "passes")
+    monkeypatch.setattr(half, "pair_kernels_take", lambda x, weight, geometry: request.param == "pair" and not geometry)
 
 
 @pytest.mark.usefixtures("_kernels")

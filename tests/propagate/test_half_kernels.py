@@ -19,6 +19,12 @@ CASES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _products_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU `pair_kernels` would take the small layers of these tests."""
+    monkeypatch.setattr(half, "PAIR_KERNELS", False)
+
+
 def moments_and_gradients(name: str, centred: bool, doubt: bool, turned: bool = False) -> list[Tensor | None]:
     x_shape, w_shape, geometry = CASES[name]
     generator = torch.Generator().manual_seed(0)

@@ -1,5 +1,9 @@
 """The pair of products in Triton against float64: on a GPU where there is one, else in Triton's interpreter."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +15,7 @@ from bqn.propagate.pair_kernels import Plan, Tiles
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.gpu
 SMALL = Tiles(16, 16, 16, 4, 2)
+RECORD = Path(__file__).resolve().parents[2] / "results/benchmarks/pair_of_products.json"
 SHAPES = [(5, 7, 3), (33, 17, 40), (16, 16, 16), (1, 1, 1), (20, 3, 150)]
 
 
@@ -111,6 +116,21 @@ def test_every_shape_has_a_plan() -> None:
         for units, inputs in ((10, 256), (512, 784), (1024, 8192), (4096, 4096)):
             plan = pair_kernels.plan(rows, units, inputs)
             assert set(plan[:3]) <= set(pair_kernels.CHOICES)
+
+
+def test_they_are_used_where_they_were_faster() -> None:
+    """By five percent, between two runs, a time may change; of those that gain more, some must be used."""
+    gains = {True: [], False: []}
+    for row in json.loads(RECORD.read_text())["rows"]:
+        sizes = re.search(r"(\d+) → (\d+), batch (\d+)$", row["what"])
+        if sizes is None or "pair" not in row["ms"] or row["pass"] == "forward":
+            continue
+        inputs, units, rows = map(int, sizes.groups())
+        used = pair_kernels.pays(torch.empty(rows, inputs, device="meta"), torch.empty(units, inputs, device="meta"))
+        gains[used].append(row["ms"]["kernels"] / row["ms"]["pair"])
+    assert min(gains[True]) > 0.95
+    assert max(gains[True]) > 1.3
+    assert sorted(gains[False])[len(gains[False]) // 2] < 1.05
 
 
 @pytest.mark.parametrize("centred", [True, False])

@@ -16,6 +16,7 @@ from bqn.nn._layer import HiddenVariableLayer, Layer
 from bqn.nn._posterior import DEFAULT_RHO, Posterior, belief_of
 from bqn.nn._shapes import Sequential, require_input
 from bqn.propagate import contraction
+from bqn.propagate.neighbours import Neighbours
 
 
 class Add(Layer):
@@ -36,11 +37,12 @@ class Add(Layer):
         if isinstance(a, Categorical) and isinstance(b, Categorical):
             return contraction.combine(a, b, operator.add)
 
-        def within(momentum: float | None) -> tuple[Tensor, Tensor]:
-            return _add_moments(*(x if isinstance(x, Tensor) else x.within_batch(momentum) for x in (a, b)))
+        def within(momentum: float | None) -> Gaussian:
+            first, second = (x if isinstance(x, Tensor) else x.within_batch(momentum) for x in (a, b))
+            return Gaussian.of(*_add_moments(first, second), _add_neighbours(first, second))
 
         like = torch.empty(0, dtype=a.dtype, device=a.device)
-        return Gaussian.deferred(a.shape, like, lambda: _add_moments(a, b), within)
+        return Gaussian.deferred(a.shape, like, lambda: _add_moments(a, b), within, neighbours=_add_neighbours(a, b))
 
 
 class Shortcut(Sequential):
@@ -61,6 +63,17 @@ class Shortcut(Sequential):
 def _add_moments(a: Belief, b: Belief) -> tuple[Tensor, Tensor]:
     variances = [var for var in (var_of(a), var_of(b)) if var is not None]
     return mean_of(a) + mean_of(b), variances[0] if len(variances) == 1 else variances[0] + variances[1]
+
+
+def _add_neighbours(a: Belief, b: Belief) -> Neighbours | None:
+    """What neighbours of the sum have in common: the mean of both, each by its share of the variance."""
+    known = [(x.neighbours, x) for x in (a, b) if not isinstance(x, Tensor)]
+    if any(neighbours is None for neighbours, _ in known):
+        return None
+    correlations = torch.stack([cast(Neighbours, neighbours).correlation for neighbours, _ in known])
+    variances = torch.stack([x.var.detach().mean(dtype=correlations.dtype) for _, x in known])
+    total = variances.sum()
+    return Neighbours((variances * correlations).sum() / torch.where(total > 0, total, 1.0))
 
 
 class Product(Layer):

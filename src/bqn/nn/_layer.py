@@ -36,11 +36,17 @@ class Layer(nn.Module):
     @torch.no_grad()
     def update_running(self, counter: Tensor, momentum: float, *pairs: tuple[Tensor, Tensor]) -> None:
         """Move running statistics towards those of a batch, in place, and count it; `pairs` are (running, new)."""
+        self.move_running(momentum, *pairs)
+        if not self.recomputing:
+            counter.add_(1)
+
+    @torch.no_grad()
+    def move_running(self, momentum: float, *pairs: tuple[Tensor, Tensor]) -> None:
+        """The same without counting."""
         if self.recomputing:
             return
         for running, value in pairs:  # not `lerp_`, which cannot run under `vmap`
             running.mul_(1 - momentum).add_(value.detach().to(running.dtype), alpha=momentum)
-        counter.add_(1)
 
     def become_fixed(self, original: Layer) -> None:
         """Called on the copy after its posteriors have been replaced. Override to settle anything else."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -20,16 +20,18 @@ INITS = ("signal", "xavier")
 
 
 class WeightedSum(Layer):
-    """Base of Linear and the convolutions: posteriors, start, and the running centre of the inputs.
+    """Base of Linear and the convolutions: posteriors, start, and running statistics of the inputs.
 
     The centre serves a following batch norm, which asks for the noise within the batch alone
     (`Gaussian.within_batch`). It is the mean of what each weight reads, per input feature, or per input channel and
     kernel offset. When the network is sampled, the layer takes the shift that its drawn weights give to the whole
     training set out of its output, because the analytic pass did not count it; without batch norm behind the layer
-    nothing is shifted.
+    nothing is shifted. A convolution also keeps what its sums at neighbouring positions have in common
+    (`bqn.propagate.neighbours`).
     """
 
     input_centre: Tensor
+    noise_correlation: Tensor | None
     centred_batches: Tensor
 
     def __init__(
@@ -64,6 +66,7 @@ class WeightedSum(Layer):
         self.register_buffer("input_centre", torch.zeros(centre_shape))
         self.register_buffer("centred_batches", torch.tensor(0))
         self.register_buffer("expected_shift", None)
+        self.register_buffer("noise_correlation", None if geometry is None else torch.zeros(()))
         self.reset_parameters()
 
     def reset_parameters(self, rho: float = DEFAULT_RHO, generator: torch.Generator | None = None) -> None:
@@ -82,7 +85,8 @@ class WeightedSum(Layer):
         self._require_input(x)
         weight, bias = belief_of(self.weight), belief_of(self.bias)
         assert weight is not None
-        result = sums.linear(x, weight, bias, self.method, self.geometry, self._centre)
+        statistics = clt.BatchStatistics(self._centre, self._correlation)
+        result = sums.linear(x, weight, bias, self.method, self.geometry, statistics)
         if self.expected_shift is None:
             return result
         assert isinstance(result, Tensor)
@@ -100,6 +104,15 @@ class WeightedSum(Layer):
         centre = batch.mean_of_all(clt.batch_centre(mean, tuple(weight.shape[2:]), self.geometry))
         self.update_running(self.centred_batches, momentum, (self.input_centre, centre))
         return centre
+
+    def _correlation(self, measure: Callable[[], Tensor], momentum: float | None) -> Tensor:
+        running = self.noise_correlation
+        assert running is not None
+        if momentum is None:
+            return running
+        value = measure()
+        self.move_running(momentum, (running, value))
+        return value
 
     def _shift(self) -> Tensor:
         """What the weights make of the centre of the inputs: one number per output unit."""

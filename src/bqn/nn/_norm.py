@@ -64,7 +64,9 @@ class _BatchNorm(Layer):
         else:
             centre, total = self.running_mean, self.running_var
         source = Normalization(mean, var, centre, total + self.eps, self.weight, self.bias, batch_statistics)
-        return Gaussian.deferred(mean.shape, mean, lambda: normalized_moments(source, self.eps), origin=source)
+        return Gaussian.deferred(
+            mean.shape, mean, lambda: normalized_moments(source, self.eps), origin=source, neighbours=x.neighbours
+        )
 
     def _normalize_tensor(self, x: Tensor) -> Tensor:
         batch_statistics = self.training and x.shape[0] > 0

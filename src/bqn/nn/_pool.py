@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
 from bqn.levels import level_tensor
 from bqn.nn._layer import HiddenVariableLayer, Layer
 from bqn.nn._shapes import numbers, require_input
-from bqn.propagate import averaged, pooling, sums
+from bqn.propagate import averaged, neighbours, pooling, sums
+from bqn.propagate.neighbours import Neighbours
 from bqn.propagate.windows import output_size, windows
 
 _MAXIMUM: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d}
@@ -56,6 +58,12 @@ class _Pool(Layer):
         inside = torch.ones(x.shape[-self.spatial :], device=x.device)
         return self._windows(inside) == 0
 
+    def _behind(self, known: Neighbours | None) -> Neighbours | None:
+        """What neighbouring windows have in common."""
+        if known is None:
+            return None
+        return Neighbours(neighbours.behind_pooling(known.correlation, self.kernel_size, self.stride))
+
     def extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
@@ -89,14 +97,9 @@ class _AvgPool(_Pool):
         self._require_input(x)
         if isinstance(x, Tensor):
             return self._average(x)
-        count = math.prod(self.kernel_size)
+        within = partial(self._within, x)
         if isinstance(x, Categorical):
-            belief = x
-
-            def within(momentum: float | None) -> tuple[Tensor, Tensor]:
-                inner = belief.within_batch(momentum)
-                return self._average(inner.mean), self._average(inner.var) / count
-
+            count, belief = math.prod(self.kernel_size), x
             return sums.average(
                 x, self.kernel_size, self.stride, self.padding, self.method, self._average(x.mean),
                 lambda: self._average(belief.var) / count, within,
@@ -106,14 +109,26 @@ class _AvgPool(_Pool):
         shape = torch.Size((*x.shape[:2], *(output_size(*size) for size in sizes)))
         if averaged.averages(x.origin, self.kernel_size, self.padding):
             return averaged.average(x.origin, shape, self.kernel_size, self.stride)
-        return x.mapped(shape, self._average, lambda var: self._average(var) / count)
+        like = torch.empty(0, dtype=x.dtype, device=x.device)
+        return Gaussian.deferred(shape, like, partial(self._moments, x), within, neighbours=self._behind(x.neighbours))
+
+    def _within(self, x: Gaussian | Categorical, momentum: float | None) -> Gaussian:
+        inner = x.within_batch(momentum)
+        return Gaussian.of(*self._moments(inner), self._behind(inner.neighbours))
+
+    def _moments(self, x: Gaussian | Categorical) -> tuple[Tensor, Tensor]:
+        mean, var = self._average(x.mean), self._average(x.var)
+        if x.neighbours is None:
+            return mean, var / math.prod(self.kernel_size)
+        return mean, var * neighbours.of_average(x.neighbours.correlation, self.kernel_size).to(var.dtype)
 
 
 class _MaxPool(_Pool):
     """Max pooling. Padding never wins.
 
-    A Categorical keeps its levels, exactly. On a Gaussian the maximum is replaced by a normal variable with matched
-    mean and variance.
+    A Categorical keeps its levels, exactly for independent inputs. On a Gaussian the maximum is replaced by a normal
+    variable with matched mean and variance. Behind a convolution and batch norm the inputs of a window are not
+    independent (`bqn.propagate.neighbours`).
     """
 
     def forward(self, x: Belief) -> Belief:
@@ -124,12 +139,19 @@ class _MaxPool(_Pool):
             result: Tensor = _MAXIMUM[self.spatial](x, self.kernel_size, self.stride, self.padding)
             return result
         absent = self._absent(x.mean)
+        known = x.neighbours
+        together = None if known is None else neighbours.of_pair(known.correlation, self.kernel_size)
         if isinstance(x, Gaussian):
             read = Gaussian.of(self._windows(x.mean), self._windows(x.var))
-            return pooling.maximum_gaussian(read, absent)
-        if len(x.level_values) == 2:
-            return pooling.maximum_categorical(Categorical.of(x.level_values, mean=self._windows(x.mean)), absent)
-        return pooling.maximum_categorical(Categorical.of(x.level_values, probs=self._windows(x.probs, 1)), absent)
+            largest: Gaussian | Categorical = pooling.maximum_gaussian(read, absent, together)
+        elif len(x.level_values) == 2:
+            pairs = Categorical.of(x.level_values, mean=self._windows(x.mean))
+            largest = pooling.maximum_categorical(pairs, absent, together)
+        else:
+            laws = Categorical.of(x.level_values, probs=self._windows(x.probs, 1))
+            largest = pooling.maximum_categorical(laws, absent, together)
+        largest.neighbours = self._behind(known)
+        return largest
 
 
 class _ProbPool(_Pool, HiddenVariableLayer):

@@ -43,7 +43,10 @@ class Flatten(Layer):
     """Flatten all dimensions of a belief but the first: `(N, ...)` to `(N, features)`."""
 
     def forward(self, x: Belief) -> Belief:
-        return x.reshape(x.shape[0], x.shape[1:].numel())
+        flat = x.reshape(x.shape[0], x.shape[1:].numel())
+        if not isinstance(x, Tensor) and not isinstance(flat, Tensor) and x.neighbours is not None and len(x.shape) > 2:
+            flat.neighbours = x.neighbours._replace(places=tuple(x.shape[2:]))
+        return flat
 
 
 class Sequential(nn.Sequential):

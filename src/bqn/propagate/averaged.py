@@ -7,23 +7,24 @@ With B the mean over a pooling window of n positions, weights of mean M and vari
     mean = M · Bμ,        var = V · ((Bμ)² + Bν / n) + K² · ν
 
 where K is what the filter and the window make of one input together: the filter averaged over the window. This is exact
-for independent weights and inputs. The products run over the pooled positions only, so it is also less work; and
-backward keeps no more than the inputs, whose averages are cheap to form again.
+for independent weights and inputs; where neighbouring inputs err together (`neighbours`), 1 / n becomes the variance
+of a window's mean, and K² gains what they have in common. The products run over the pooled positions only, so it is
+also less work; and backward keeps no more than the inputs, whose averages are cheap to form again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
-from bqn.propagate import clt, half
+from bqn.propagate import clt, half, neighbours
+from bqn.propagate.neighbours import Neighbours
 from bqn.propagate.pooling import running_average
+from bqn.propagate.windows import padded
 
 
 class Convolution(NamedTuple):
@@ -33,7 +34,7 @@ class Convolution(NamedTuple):
     weight: Categorical
     bias: Belief | None
     geometry: clt.Geometry
-    centre: Callable[[Tensor, float | None], Tensor] | None
+    statistics: clt.BatchStatistics | None
 
 
 def averages(source: object, kernel: tuple[int, ...], padding: tuple[int, ...]) -> TypeGuard[Convolution]:
@@ -53,7 +54,7 @@ def average(source: Convolution, shape: torch.Size, kernel: tuple[int, ...], str
     shape : of the result
     kernel, stride : of the pooling, one entry per spatial dimension
     """
-    x, weight, bias, geometry, centre = source
+    x, weight, bias, geometry, statistics = source
     strided = clt.Geometry(stride, tuple(0 for _ in stride), tuple(1 for _ in stride), 1)
     low = half.applies(strided, mean_of(x))
     dtype = half.working_dtype(mean_of(x)) if low else weight.dtype
@@ -61,16 +62,30 @@ def average(source: Convolution, shape: torch.Size, kernel: tuple[int, ...], str
     pair = x.level_values if isinstance(x, Categorical) and len(x.level_values) == 2 else None
     rule = _Rule(kernel, geometry.padding, strided, pair)
 
+    known = None if isinstance(x, Tensor) else x.neighbours
+
     def moments(centre: Tensor | None) -> tuple[Tensor, Tensor]:
-        return _moments(inputs, weight, None if bias is None else mean_of(bias), dtype, rule, centre)
+        share = None if known is None or centre is None else neighbours.of_average(known.correlation, kernel)
+        return _moments(inputs, weight, None if bias is None else mean_of(bias), dtype, rule, centre, share)
 
     def total() -> tuple[Tensor, Tensor]:
         mean, var = moments(None)
         bias_var = None if bias is None else var_of(bias)
         return mean, var if bias_var is None else var + clt.per_unit(bias_var, geometry).to(dtype)
 
-    def within(momentum: float | None) -> tuple[Tensor, Tensor]:
-        return total() if centre is None else moments(centre(mean_of(x), momentum))
+    def within(momentum: float | None) -> Gaussian:
+        if statistics is None:
+            return Gaussian.of(*total())
+        centre = statistics.centre(mean_of(x), momentum)
+        mean, var = moments(centre)
+        if not isinstance(inputs, Tensor) and known is not None:
+            joint = _joint_filter(weight.mean, rule)
+            sizes = tuple(joint.shape[2:])
+            common = neighbours.common_weight(joint.flatten(2), known.correlation, sizes)
+            extra = clt.common_noise(inputs, common, sizes, geometry.padding, stride)
+            var = clt.not_negative(var + extra.to(var.dtype))
+        correlation = clt.correlation_of_sums(x, weight, centre, statistics, momentum)
+        return Gaussian.of(mean, var, Neighbours(neighbours.behind_pooling(correlation, kernel, stride)))
 
     return Gaussian.deferred(shape, weight.mean.new_empty(0, dtype=dtype), total, within)
 
@@ -85,18 +100,22 @@ class _Rule(NamedTuple):
 
 
 def _moments(
-    x: Belief, weight: Categorical, bias: Tensor | None, dtype: torch.dtype, rule: _Rule, centre: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance in `dtype`; with a centre, V · (Bμ)² becomes V · (Bμ - centre)², see `clt`."""
+    x: Belief, weight: Categorical, bias: Tensor | None, dtype: torch.dtype, rule: _Rule, centre: Tensor | None,
+    share: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Mean and variance in `dtype`; with a centre, V · (Bμ)² becomes V · (Bμ - centre)², see `clt`.
+
+    `share` is the variance of a window's mean, for inputs of variance one; 1 / n by default, for independent ones.
+    """
     in_full = dtype == weight.dtype
     layout = torch.preserve_format if in_full else torch.channels_last
     mean = mean_of(x).to(dtype=dtype, memory_format=layout)
     if isinstance(x, Tensor) and centre is not None and in_full and clt.gathers(mean, weight, rule.strided):
-        box = running_average(_padded(mean, rule.padding), rule.kernel)
+        box = running_average(padded(mean, rule.padding), rule.kernel)
         return clt.moments_of_windows(box, weight, bias, rule.strided, centre)
     var = var_of(x) if rule.pair is None else None
     var = None if var is None else var.to(dtype=dtype, memory_format=layout)
-    result, noise = _Averaged.apply(mean, var, weight.mean, weight.var, centre, rule)  # type: ignore[no-untyped-call]
+    result, noise = _Averaged.apply(mean, var, weight.mean, weight.var, centre, share, rule)  # type: ignore[no-untyped-call]
     return result if bias is None else result + clt.per_unit(bias, rule.strided).to(dtype), noise
 
 
@@ -110,12 +129,13 @@ class _Averaged(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        mean: Tensor, var: Tensor | None, weight: Tensor, noise: Tensor, centre: Tensor | None, rule: _Rule
-    ) -> tuple[Tensor, Tensor]:
+        mean: Tensor, var: Tensor | None, weight: Tensor, noise: Tensor, centre: Tensor | None, share: Tensor | None,
+        rule: _Rule,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         common, rest = _split(centre, mean)
         base, doubt = _inputs(mean, var, common, rule)
         result = _product(base, weight, rule)
-        total = _product(*_noise_operands(base, doubt, noise, rest, rule), rule)
+        total = _product(*_noise_operands(base, doubt, noise, rest, share, rule), rule)
         if common is not None and rest is not None:
             result = result + _per_unit(weight * common, result)
             total = total + _per_unit(noise * rest.square(), total)
@@ -132,12 +152,12 @@ class _Averaged(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         # A variance below zero was rounding error: its gradient passes.
         grad_mean, grad_var = grads
-        mean, var, weight, noise, centre = ctx.saved_tensors
+        mean, var, weight, noise, centre, share = ctx.saved_tensors
         rule, need = ctx.rule, ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         common, rest = _split(centre, mean)
         base, doubt = _inputs(mean, var, common, rule)
         by_base, by_weight = _transposed(grad_mean, base, weight, rule, need)
-        by_square, by_noise = _transposed(grad_var, *_noise_operands(base, doubt, noise, rest, rule), rule, need)
+        by_square, by_noise = _transposed(grad_var, *_noise_operands(base, doubt, noise, rest, share, rule), rule, need)
         by_input = by_var = by_centre = None
         if common is not None and rest is not None:
             by_noise, along = by_noise.tensor_split(2, 1)
@@ -155,10 +175,10 @@ class _Averaged(torch.autograd.Function):
                 by_base = by_base + along
             by_input = _spread(by_base + 2 * base * by_square, rule)
             if doubt is not None:
-                by_var = _spread(by_square, rule) / math.prod(rule.kernel) + _cropped(by_doubt, rule.padding)
+                by_var = _of_share(_spread(by_square, rule), share, rule) + _cropped(by_doubt, rule.padding)
                 if rule.pair is not None:
                     by_input, by_var = by_input + (sum(rule.pair) - 2 * mean) * by_var, None
-        return by_input, by_var, by_weight, by_noise, by_centre, None
+        return by_input, by_var, by_weight, by_noise, by_centre, None, None
 
 
 def _split(centre: Tensor | None, mean: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -174,23 +194,28 @@ def _split(centre: Tensor | None, mean: Tensor) -> tuple[Tensor | None, Tensor |
 
 def _inputs(mean: Tensor, var: Tensor | None, common: Tensor | None, rule: _Rule) -> tuple[Tensor, Tensor | None]:
     """The averages Bμ of the padded inputs over each window, the centre taken out, and the padded ν."""
-    image = _padded(mean, rule.padding)
+    image = padded(mean, rule.padding)
     if rule.pair is not None:
         var = ((rule.pair[1] - mean) * (mean - rule.pair[0])).clamp_min(0)
-    doubt = None if var is None else _padded(var, rule.padding)
+    doubt = None if var is None else padded(var, rule.padding)
     return running_average(image if common is None else image - common, rule.kernel), doubt
 
 
 def _noise_operands(
-    base: Tensor, doubt: Tensor | None, noise: Tensor, rest: Tensor | None, rule: _Rule
+    base: Tensor, doubt: Tensor | None, noise: Tensor, rest: Tensor | None, share: Tensor | None, rule: _Rule
 ) -> tuple[Tensor, Tensor]:
     """Inputs and weights whose product is V · ((Bμ - centre)² + Bν / n), less its constant part."""
     squares = base.square()
     if doubt is not None:
-        squares = squares + running_average(doubt, rule.kernel) / math.prod(rule.kernel)
+        squares = squares + _of_share(running_average(doubt, rule.kernel), share, rule)
     if rest is None:
         return squares, noise
     return torch.cat((squares, base), 1), torch.cat((noise, -2 * noise * rest), 1)
+
+
+def _of_share(averaged: Tensor, share: Tensor | None, rule: _Rule) -> Tensor:
+    """The variance of a window's mean from the mean of its variances, or a gradient by that."""
+    return averaged / math.prod(rule.kernel) if share is None else averaged * share.to(averaged.dtype)
 
 
 def _product(inputs: Tensor, weights: Tensor, rule: _Rule) -> Tensor:
@@ -221,18 +246,14 @@ def _summed(grad: Tensor, weight: Tensor) -> Tensor:
 
 def _joint_filter(weight: Tensor, rule: _Rule) -> Tensor:
     """K: the filter averaged over the window."""
-    return running_average(_padded(weight, tuple(size - 1 for size in rule.kernel)), rule.kernel)
+    return running_average(padded(weight, tuple(size - 1 for size in rule.kernel)), rule.kernel)
 
 
 def _spread(grad: Tensor, rule: _Rule) -> Tensor:
     """The gradient of `running_average` by the image before its padding."""
     borders = tuple(size - 1 - pad for size, pad in zip(rule.kernel, rule.padding, strict=True))
-    return running_average(_padded(grad, borders), rule.kernel)
+    return running_average(padded(grad, borders), rule.kernel)
 
 
 def _cropped(tensor: Tensor, padding: tuple[int, ...]) -> Tensor:
-    return _padded(tensor, tuple(-size for size in padding))
-
-
-def _padded(tensor: Tensor, padding: tuple[int, ...]) -> Tensor:
-    return F.pad(tensor, [side for size in reversed(padding) for side in (size, size)])
+    return padded(tensor, tuple(-size for size in padding))

@@ -5,7 +5,8 @@ For weights θ with mean M and second moment S = E[θ²], and inputs h with mean
     mean = M μ,        var = S ν + V μ²,   V = S - M²
 
 which is the paper's M²ν + V(μ² + ν), regrouped. Batch norm asks for the noise within the batch alone; with μ̄ the mean
-of μ over the batch that is S ν + V (μ - μ̄)², and no bias variance.
+of μ over the batch that is S ν + V (μ - μ̄)², and no bias variance. What neighbouring inputs have in common comes on top
+(`neighbours`).
 
 Where either the weights or the inputs are ±a, one of S and ν + μ² is constant, and what remains is one product of
 squares: two products in all, where a naive layer needs three. `_TwoProducts` forms the squares on the fly, so that
@@ -14,6 +15,7 @@ backward keeps μ and M only, which a plain layer keeps too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
-from bqn.propagate import half
+from bqn.propagate import half, neighbours
+from bqn.propagate.neighbours import Neighbours, Reading
 from bqn.propagate.windows import output_size, windows
 
 # Largest fan-in of a convolution whose windows are gathered.
@@ -308,12 +311,28 @@ def _output_shape(x: Belief, weight: Categorical, geometry: Geometry | None) -> 
     return torch.Size((x.shape[0], weight.shape[0], *(output_size(*size) for size in sizes)))
 
 
+class BatchStatistics(NamedTuple):
+    """What a layer knows of its batches, for `Gaussian.within_batch`. Both are told its momentum: a number to measure
+    this batch and move the running value, None for the running value itself.
+
+    Attributes
+    ----------
+    centre : function of the inputs' mean and the momentum
+        The mean of what each weight reads, see `batch_centre`.
+    correlation : function of a function that measures it, and the momentum
+        Of the sums at two positions side by side, see `neighbours`.
+    """
+
+    centre: Callable[[Tensor, float | None], Tensor]
+    correlation: Callable[[Callable[[], Tensor], float | None], Tensor]
+
+
 def linear(
     x: Belief,
     weight: Categorical,
     bias: Belief | None,
     geometry: Geometry | None = None,
-    centre: Callable[[Tensor, float | None], Tensor] | None = None,
+    statistics: BatchStatistics | None = None,
 ) -> Gaussian:
     """Moments of `weight · x + bias`, a matrix product or a convolution.
 
@@ -323,8 +342,8 @@ def linear(
     weight : Categorical `(..., out_features, in_features)`, or `(O, C / groups, *kernel)` with a geometry
     bias : belief `(..., out_features)` or None
     geometry : Geometry or None
-    centre : function or None
-        Gives the centre of the inputs for `Gaussian.within_batch`, from their mean and the momentum.
+    statistics : BatchStatistics or None
+        For `Gaussian.within_batch`.
     """
     mean = mean_of(x)
     bias_mean = None if bias is None else mean_of(bias)
@@ -334,11 +353,73 @@ def linear(
         bias_var = None if bias is None else var_of(bias)
         return result, var if bias_var is None else var + per_unit(bias_var, geometry).to(var.dtype)
 
-    def within(momentum: float | None) -> tuple[Tensor, Tensor]:
-        if centre is None:
-            return total()
-        return _moments_in_working_precision(x, weight, bias_mean, geometry, centre(mean, momentum))
+    def within(momentum: float | None) -> Gaussian:
+        if statistics is None:
+            return Gaussian.of(*total())
+        centre = statistics.centre(mean, momentum)
+        inputs = x
+        if not isinstance(x, Gaussian) and _works_in_half(x, weight, geometry):
+            inputs = half.prepared(x, geometry)
+        result, var = _moments_in_working_precision(inputs, weight, bias_mean, geometry, centre)
+        common = _common_noise(inputs, weight, geometry)
+        if common is not None:
+            var = not_negative(var + common.to(var.dtype))
+        if geometry is None:
+            return Gaussian.of(result, var)
+        correlation = correlation_of_sums(x, weight, centre, statistics, momentum)
+        return Gaussian.of(result, var, Neighbours(correlation ** max(geometry.stride)))
 
     dtype = half.working_dtype(mean) if _works_in_half(x, weight, geometry) else weight.dtype
     like = weight.mean.new_empty(0, dtype=dtype)
     return Gaussian.deferred(_output_shape(x, weight, geometry), like, total, within)
+
+
+def correlation_of_sums(
+    x: Belief, weight: Categorical, centre: Tensor, statistics: BatchStatistics, momentum: float | None
+) -> Tensor:
+    """What the sums of a convolution at two positions side by side have in common, before any stride."""
+
+    def measure() -> Tensor:
+        mean = weight.mean.detach()
+        inputs = mean_of(x).detach()
+        if isinstance(x, Categorical) and len(x.level_values) == 2:  # not `x.var`, which would be kept for backward
+            var: Tensor | None = (x.level_values[1] - inputs) * (inputs - x.level_values[0])
+        else:
+            var = var_of(x)
+        square = weight.constant_square
+        second = mean.new_full((), square) if square is not None else (mean.square() + weight.var.detach()).mean()
+        known = None if isinstance(x, Tensor) else x.neighbours
+        moments = second - mean.square().mean(), second
+        return neighbours.of_sums(inputs, var, centre, moments, known)
+
+    return statistics.correlation(measure, momentum)
+
+
+def _common_noise(x: Belief, weight: Categorical, geometry: Geometry | None) -> Tensor | None:
+    """What the variance gains because neighbouring inputs err together, shaped like the output."""
+    if isinstance(x, Tensor) or x.neighbours is None:
+        return None
+    correlation, places = x.neighbours
+    if geometry is None:
+        if places is None or weight.mean.dim() > 2:
+            return None
+        common = neighbours.common_weight(weight.mean.unflatten(-1, (-1, math.prod(places))), correlation, places)
+        once, still = tuple(1 for _ in places), tuple(0 for _ in places)
+        return common_noise(x.reshape(x.shape[0], common.shape[1], *places), common, places, still, once).flatten(1)
+    kernel = tuple(weight.shape[2:])
+    common = neighbours.common_weight(weight.mean.flatten(2), correlation, kernel, geometry.dilation)
+    if set(geometry.dilation) == {1}:
+        return common_noise(x, common, kernel, geometry.padding, geometry.stride, geometry.groups)
+    read = windows(x.var, kernel, geometry.stride, geometry.padding, geometry.dilation).mean(-1)
+    once, still = tuple(1 for _ in kernel), tuple(0 for _ in kernel)
+    return product(read, common.reshape(*common.shape, *once), Geometry(once, still, once, geometry.groups))
+
+
+def common_noise(
+    x: Gaussian | Categorical, common: Tensor, kernel: tuple[int, ...], padding: tuple[int, ...],
+    stride: tuple[int, ...], groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """`neighbours.common_noise` of a belief `(N, C, *spatial)`."""
+    pair = x.level_values if isinstance(x, Categorical) and len(x.level_values) == 2 else None
+    var = None if pair is not None else x.var
+    return neighbours.common_noise(x.mean, var, common, Reading(kernel, padding, stride, pair), groups)

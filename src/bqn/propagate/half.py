@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 _LOW = (torch.bfloat16, torch.float16)
-# Which Triton kernels a GPU uses: those for all that is done element by element, and those for matrix products. Off
-# until benchmarks/pair_of_products.py shows them ahead.
-KERNELS = False
-PAIR_KERNELS = False
+# Which Triton kernels a GPU uses: those for all that is done element by element, and those for matrix products, where
+# they pay. benchmarks/pair_of_products.py switches them to compare.
+KERNELS = True
+PAIR_KERNELS = True
 _lowered_to: torch.dtype | None = None
 
 
@@ -76,9 +76,21 @@ def raised(x: Belief, dtype: torch.dtype) -> Belief:
         return x.to(dtype)
     if isinstance(x, Categorical):
         if len(x.level_values) == 2:
-            return Categorical.of(x.level_values, mean=x.mean.to(dtype))
-        return Categorical.of(x.level_values, probs=x.probs.to(dtype))
-    return Gaussian.of(x.mean.to(dtype), x.var.to(dtype))
+            return Categorical.of(x.level_values, mean=x.mean.to(dtype), neighbours=x.neighbours)
+        return Categorical.of(x.level_values, probs=x.probs.to(dtype), neighbours=x.neighbours)
+    return Gaussian.of(x.mean.to(dtype), x.var.to(dtype), x.neighbours)
+
+
+def prepared(x: Tensor | Categorical, geometry: Geometry | None) -> Tensor | Categorical:
+    """Inputs as `moments` takes them, for all who read them: one copy is kept for backward, not two."""
+    if isinstance(x, Categorical):
+        return Categorical.of(x.level_values, mean=_low(x.mean, geometry), neighbours=x.neighbours)
+    return _low(x, geometry)
+
+
+def _low(x: Tensor, geometry: Geometry | None) -> Tensor:
+    layout = torch.contiguous_format if geometry is None else torch.channels_last
+    return x.to(dtype=working_dtype(x), memory_format=layout)
 
 
 def applies(geometry: Geometry | None, x: Tensor) -> bool:
@@ -108,10 +120,8 @@ def moments(
     weight_square, input_square : float
         The squares of the weights and of the inputs; None for inputs that are known.
     """
-    layout = torch.contiguous_format if geometry is None else torch.channels_last
-    low = x.to(dtype=working_dtype(x), memory_format=layout)
     both: tuple[Tensor, Tensor] = _HalfMoments.apply(  # type: ignore[no-untyped-call]
-        low, weight, centre, weight_square, input_square, geometry
+        _low(x, geometry), weight, centre, weight_square, input_square, geometry
     )
     return both
 
@@ -200,7 +210,7 @@ def pair_kernels_take(x: Tensor, weight: Tensor, geometry: Geometry | None) -> b
         return False
     from bqn.propagate import pair_kernels
 
-    return pair_kernels.fits(x, weight)
+    return pair_kernels.fits(x, weight) and pair_kernels.pays(x, weight)
 
 
 def _pair_backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor) -> tuple[Tensor | None, ...]:

@@ -10,7 +10,7 @@ weights, M and V are rounded beforehand instead, in one pass (`rounded`), since 
 
 Sums are float32. If there are too few tiles to fill a GPU, the sum over the inputs is split, and `_finish_kernel` adds
 the parts in a fixed order: results do not depend on the order in which blocks run. Places are counted in 32 bits, which
-spares registers; `fits` says whether that is enough.
+spares registers; `fits` says whether that is enough, `pays` whether products of the library would be faster.
 
 Backward is two more pairs that end in the same way, without a pass of its own for what is done element by element:
 
@@ -260,6 +260,16 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether all places can be counted in 32 bits, splits of the sum included."""
     largest = max(x.shape[0] * weight.shape[0] * _PROCESSORS, weight.numel(), x.shape[0] * x.stride(0))
     return largest < 2**31
+
+
+def pays(x: Tensor, weight: Tensor) -> bool:
+    """Whether forward and backward together are faster than with products of the library and `half_kernels`.
+
+    So it was on an H200 for all layers of `benchmarks/pair_of_products.py` within these bounds. Of those beyond, 784 →
+    512 and 512 → 256 at batch 4096 were faster too, and are left out to keep the rule simple; layers of ten outputs
+    were slower there, maybe because the gradient of their weights is few tiles, each a long sum.
+    """
+    return x.shape[0] <= 512 and x.shape[0] * weight.numel() <= 2**30
 
 
 def rounded(weight: Tensor, weight_square: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -79,32 +79,44 @@ class _Average(torch.autograd.Function):
 class _LargestOfTwoLevels(torch.autograd.Function):
     """The mean of the largest of K variables on two levels, `(..., K)` to `(...)`; keeps the input alone.
 
-    With q the probabilities of the lower level it is high - (high - low) Π q; its derivative by each input is the
-    product of all other q, formed without division, so that it is right where one of them is zero.
+    With q the probabilities of the lower level it is high - (high - low) ((1 - r) Π q + r min q), where r is what they
+    have in common, zero by default. The derivative of the product by each input is that of all other q, formed without
+    division, so that it is right where one of them is zero; that of the minimum belongs to the first smallest.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(mean: Tensor, absent: Tensor | None, low: float, high: float) -> Tensor:
-        return high - (high - low) * tree_product(_losing(mean, absent, low, high), -1)
+    def forward(mean: Tensor, absent: Tensor | None, together: Tensor | None, low: float, high: float) -> Tensor:
+        lose = _losing(mean, absent, low, high)
+        lost = tree_product(lose, -1)
+        if together is not None:
+            share = together.to(lost.dtype)
+            lost = (1 - share) * lost + share * lose.amin(-1)
+        return high - (high - low) * lost
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        mean, absent, ctx.low, ctx.high = inputs
-        ctx.save_for_backward(mean, absent)
+        mean, absent, together, ctx.low, ctx.high = inputs
+        ctx.save_for_backward(mean, absent, together)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None]:
-        mean, absent = ctx.saved_tensors
-        factors = _losing(mean, absent, ctx.low, ctx.high).unbind(-1)
-        before, behind = [grads[0]], [torch.ones_like(grads[0])]
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None, None]:
+        mean, absent, together = ctx.saved_tensors
+        lose, grad = _losing(mean, absent, ctx.low, ctx.high), grads[0]
+        factors = lose.unbind(-1)
+        before, behind = [grad], [torch.ones_like(grad)]
         for factor in factors[:-1]:
             before.append(before[-1] * factor)
         for factor in reversed(factors[1:]):
             behind.append(behind[-1] * factor)
         others = torch.stack([a * b for a, b in zip(before, reversed(behind), strict=True)], -1)
-        return others if absent is None else torch.where(absent, 0.0, others), None, None, None
+        if together is not None:
+            share = together.to(others.dtype)
+            places = torch.arange(lose.shape[-1], device=lose.device)
+            smallest = places == lose.argmin(-1, keepdim=True)
+            others = (1 - share) * others + torch.where(smallest, (share * grad).unsqueeze(-1), 0.0)
+        return others if absent is None else torch.where(absent, 0.0, others), None, None, None, None
 
 
 def _losing(mean: Tensor, absent: Tensor | None, low: float, high: float) -> Tensor:
@@ -113,28 +125,35 @@ def _losing(mean: Tensor, absent: Tensor | None, low: float, high: float) -> Ten
     return lose if absent is None else torch.where(absent, 1.0, lose)
 
 
-def maximum_categorical(x: Categorical, absent: Tensor | None = None) -> Categorical:
-    """The law of the largest of K independent variables: P(max ≤ q) = Π P(x ≤ q).
+def maximum_categorical(x: Categorical, absent: Tensor | None = None, together: Tensor | None = None) -> Categorical:
+    """The law of the largest of K variables, for independent ones P(max ≤ q) = Π P(x ≤ q).
 
     Parameters
     ----------
     x : Categorical `(..., K)`
     absent : bool Tensor broadcastable to `(..., K)`, or None
         True for padding, which never wins.
+    together : Tensor `()` or None
+        What the variables have in common, see `neighbours`: with this probability all go up and down together.
     """
     levels = x.level_values
     if len(levels) == 2:
-        largest: Tensor = _LargestOfTwoLevels.apply(x.mean, absent, *levels)  # type: ignore[no-untyped-call]
+        largest: Tensor = _LargestOfTwoLevels.apply(x.mean, absent, together, *levels)  # type: ignore[no-untyped-call]
         return Categorical.of(levels, mean=largest)
     cumulative = x.probs.cumsum(-1)[..., :-1]
     cumulative = cumulative if absent is None else torch.where(absent.unsqueeze(-1), 1.0, cumulative)
     below = tree_product(cumulative, -2)
+    if together is not None:
+        share = together.to(below.dtype)
+        below = (1 - share) * below + share * cumulative.amin(-2)
     zero, one = torch.zeros_like(below[..., :1]), torch.ones_like(below[..., :1])
     return Categorical.of(levels, probs=torch.diff(torch.cat((zero, below, one), -1), dim=-1).clamp_min(0))
 
 
-def maximum_gaussian(x: Gaussian, absent: Tensor | None = None) -> Gaussian:
+def maximum_gaussian(x: Gaussian, absent: Tensor | None = None, together: Tensor | None = None) -> Gaussian:
     """A normal law for the largest of K normal variables, matched in mean and variance pair by pair (Clark 1961).
+
+    `together` is the correlation of each pair; zero by default, for independent ones.
 
     Exact moments for K = 2. Beyond that each intermediate maximum is taken as normal: for four inputs of random
     variances the mean is off by up to 3 % of a deviation and the variance by 5 % on average, 16 % at worst.
@@ -143,7 +162,7 @@ def maximum_gaussian(x: Gaussian, absent: Tensor | None = None) -> Gaussian:
     missing = [None] * len(means) if absent is None else list(absent.unbind(-1))
     mean, var, gone = means[0], variances[0], missing[0]
     for other_mean, other_var, other_gone in zip(means[1:], variances[1:], missing[1:], strict=True):
-        larger_mean, larger_var = _larger_of_two(mean, var, other_mean, other_var)
+        larger_mean, larger_var = _larger_of_two(mean, var, other_mean, other_var, together)
         if gone is not None and other_gone is not None:
             larger_mean = torch.where(gone, other_mean, torch.where(other_gone, mean, larger_mean))
             larger_var = torch.where(gone, other_var, torch.where(other_gone, var, larger_var))
@@ -152,8 +171,13 @@ def maximum_gaussian(x: Gaussian, absent: Tensor | None = None) -> Gaussian:
     return Gaussian.of(mean, var)
 
 
-def _larger_of_two(a: Tensor, a_var: Tensor, b: Tensor, b_var: Tensor) -> tuple[Tensor, Tensor]:
+def _larger_of_two(
+    a: Tensor, a_var: Tensor, b: Tensor, b_var: Tensor, correlation: Tensor | None
+) -> tuple[Tensor, Tensor]:
     spread = a_var + b_var
+    if correlation is not None:
+        tiny = torch.finfo(spread.dtype).tiny  # the root of zero has no gradient
+        spread = (spread - 2 * correlation.to(spread.dtype) * (a_var * b_var).clamp_min(tiny).sqrt()).clamp_min(0)
     noisy = ~(spread <= torch.finfo(spread.dtype).tiny ** 0.5)
     root = torch.where(noisy, spread, 1.0).sqrt()
     score = torch.where(noisy, (a - b) / root, torch.where(a >= b, 40.0, -40.0).to(a.dtype))

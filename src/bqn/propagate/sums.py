@@ -78,7 +78,7 @@ def linear(
     bias: Belief | None,
     method: str,
     geometry: clt.Geometry | None = None,
-    centre: Callable[[Tensor, float | None], Tensor] | None = None,
+    statistics: clt.BatchStatistics | None = None,
 ) -> Belief:
     """The law of `weight · x + bias`; shapes as in `clt.linear`.
 
@@ -90,9 +90,9 @@ def linear(
         return clt.product(x, weight, geometry, bias)
     if not isinstance(weight, Categorical) or isinstance(bias, Gaussian):
         raise ValueError("weight must be a Categorical posterior while the input is uncertain: draw the whole network")
-    gaussian = clt.linear(x, weight, bias, geometry, centre)
+    gaussian = clt.linear(x, weight, bias, geometry, statistics)
     if geometry is not None:
-        gaussian.origin = averaged.Convolution(x, weight, bias, geometry, centre)
+        gaussian.origin = averaged.Convolution(x, weight, bias, geometry, statistics)
     if not isinstance(x, Categorical) or isinstance(bias, Tensor):
         choose(method, None)
         return gaussian
@@ -108,12 +108,7 @@ def linear(
         return gaussian
     work = outputs * sum(count * len(levels) for count, levels in terms) * (fan_in + 1)
     law = _in_parts(x, max(1, EXACT_WORK // work), lambda part: _exact(part, weight, bias, chosen, geometry))
-
-    def within(momentum: float | None) -> tuple[Tensor, Tensor]:
-        inner = gaussian.within_batch(momentum)
-        return inner.mean, inner.var
-
-    return Categorical.of(law.level_values, probs=law.probs, within=within)
+    return Categorical.of(law.level_values, probs=law.probs, within=gaussian.within_batch)
 
 
 def _in_parts(x: Categorical, rows: int, function: Callable[[Categorical], Categorical]) -> Categorical:

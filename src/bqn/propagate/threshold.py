@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from bqn.beliefs import Belief, Categorical, Gaussian
 from bqn.checks import may_look
 from bqn.levels import Levels, index_tensor, interval_index, level_tensor
+from bqn.propagate.neighbours import Neighbours, behind_sign
 from bqn.propagate.normalized_sign import Normalization, normalized_sign
 
 _ROOT_HALF = math.sqrt(0.5)
@@ -66,7 +68,9 @@ def _quantize_gaussian(x: Gaussian, levels: Levels, thresholds: Levels) -> Categ
         else:
             tilt = torch.erf(standardize(x.mean, x.var, thresholds[0]) * _ROOT_HALF)
         middle, half = 0.5 * (levels[1] + levels[0]), 0.5 * (levels[1] - levels[0])
-        return Categorical.of(levels, mean=tilt if middle == 0 and half == 1 else middle + half * tilt)
+        return Categorical.of(
+            levels, mean=tilt if middle == 0 and half == 1 else middle + half * tilt, neighbours=_kept(x, behind_sign)
+        )
     scores = [standardize(x.mean, x.var, threshold) for threshold in thresholds]
     # erfc, because torch.special.ndtr loses the lower tail
     above = [0.5 * torch.erfc(-score * _ROOT_HALF) for score in scores]
@@ -76,7 +80,13 @@ def _quantize_gaussian(x: Gaussian, levels: Levels, thresholds: Levels) -> Categ
         # Subtract in the nearer tail, where both numbers are small and nothing cancels.
         probs.append(torch.where(scores[k] > 0, below[k] - below[k - 1], above[k - 1] - above[k]))
     probs.append(above[-1])
-    return Categorical.of(levels, probs=torch.stack(probs, -1))
+    return Categorical.of(levels, probs=torch.stack(probs, -1), neighbours=_kept(x))
+
+
+def _kept(x: Gaussian, change: Callable[[Tensor], Tensor] = lambda correlation: correlation) -> Neighbours | None:
+    """What neighbours have in common behind a quantizer; through more than two levels nearly all of it gets."""
+    known = x.neighbours
+    return None if known is None else known._replace(correlation=change(known.correlation))
 
 
 def shift(x: Belief, offset: float) -> Belief:

@@ -45,3 +45,8 @@ def windows(
 
 def output_size(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def padded(tensor: Tensor, padding: tuple[int, ...]) -> Tensor:
+    """With zeros around the last dimensions, as many on both sides of each; a negative number cuts off."""
+    return F.pad(tensor, [side for size in reversed(padding) for side in (size, size)])

@@ -45,7 +45,8 @@ class TrainingState:
         self.augmentation = torch.Generator(device).manual_seed(seeds[1])
         torch.default_generator.manual_seed(seeds[2])  # for layers with randomness of their own
         if device.type == "cuda":
-            torch.cuda.default_generators[device.index].manual_seed(seeds[2])
+            with torch.cuda.device(device):  # which may have no index: then it is the current one
+                torch.cuda.manual_seed(seeds[2])
         self.epoch = self.position = 0
         self._order_at_start = self.order.get_state()
         self.term_sums = torch.zeros(3, dtype=torch.float64, device=device)

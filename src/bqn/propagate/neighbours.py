@@ -1,0 +1,237 @@
+"""What the positions of a channel have in common: one drawn filter serves them all, and so does its noise.
+
+Mean field takes the elements of a belief for independent. Behind a convolution they are not: where a drawn filter errs,
+it errs in the same way at the next position, which reads nearly the same. Such units do not average out, and the
+maximum of four of them is not that of four independent ones. So a belief behind a convolution and batch norm carries
+one number more: the correlation r of the noise at two positions side by side, taken to be r^d at distance d. With M, V
+and S the means, variances and second moments of weights, ν the variances of inputs, it follows the layers,
+
+    weighted sum    (V̄ A₁ + S̄ r ν̄) / (V̄ A₀ + S̄ ν̄)     A_d: mean product of centred inputs at distance d; bars: means
+    sign            (2/π) arcsin r                      exact for two normal variables of mean zero
+    pooling         mean r^d from window to window / mean r^d within a window
+
+and enters
+
+    weighted sum    + Σ_c G_c ν̄_c    G_c = Σ M_k M_k' r^d over pairs of places, ν̄_c: mean variance read from channel c
+    average         mean r^d within a window, times the variance, instead of 1/n
+    maximum         P(max ≤ q) = r̄ min P(x ≤ q) + (1 - r̄) Π P(x ≤ q)    r̄: mean r^d of two inputs of a window
+
+The first is the covariance of M · x, but for taking the variances within a window to be alike; for n inputs of equal
+marginals on two levels the last has their pairwise correlations. One number a layer is a coarse summary: means over
+channels, places and examples stand for each of them (`bqn faithfulness` shows what is left of the error).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bqn.propagate import batch
+from bqn.propagate.pooling import running_average
+from bqn.propagate.windows import padded
+
+_MOST = 0.999  # beyond it the arc sine is too steep for numbers that are estimated
+
+
+class Neighbours(NamedTuple):
+    """How much the noise at neighbouring positions of a belief has in common.
+
+    Attributes
+    ----------
+    correlation : Tensor `()`
+        Of two positions side by side, from 0 to 1; without a gradient.
+    places : tuple of int or None
+        The sizes of the spatial dimensions that were flattened into the last one; None while they are dimensions.
+    """
+
+    correlation: Tensor
+    places: tuple[int, ...] | None = None
+
+
+# --- how far the correlation reaches ----------------------------------------------------------------------------------
+
+
+def matrix(correlation: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...] | None = None) -> Tensor:
+    """Correlations `(K, K)` of all pairs of places of a window, row-major; `steps` is its dilation."""
+    return _between(correlation, sizes, steps or tuple(1 for _ in sizes), tuple(0 for _ in sizes))
+
+
+def of_average(correlation: Tensor, kernel: tuple[int, ...]) -> Tensor:
+    """The variance of the mean over a window, for inputs of variance one."""
+    return matrix(correlation, kernel).mean()
+
+
+def of_pair(correlation: Tensor, kernel: tuple[int, ...]) -> Tensor:
+    """The correlation of two inputs of a window, on average over its pairs."""
+    count = math.prod(kernel)
+    return correlation if count == 1 else (of_average(correlation, kernel) * count - 1) / (count - 1)
+
+
+def behind_pooling(correlation: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    """The correlation of the averages over two windows side by side, on average over the dimensions."""
+    ones = tuple(1 for _ in kernel)
+    beside = [
+        _between(correlation, kernel, ones, tuple(stride[axis] if axis == other else 0 for other in range(len(kernel))))
+        for axis in range(len(kernel))
+    ]
+    return torch.stack(beside).mean() / of_average(correlation, kernel)
+
+
+def behind_sign(correlation: Tensor) -> Tensor:
+    """The correlation of the signs of two normal variables of mean zero."""
+    return (2 / math.pi) * torch.asin(correlation)
+
+
+def _between(correlation: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...], shift: tuple[int, ...]) -> Tensor:
+    """From each place of a window to each place of the window that is shifted, row-major."""
+    # Arithmetic instead of a table: nothing is copied from the host, which CUDA graphs and compilers dislike.
+    rest = torch.arange(math.prod(sizes), device=correlation.device)
+    square = torch.zeros((), dtype=rest.dtype, device=rest.device)
+    for size, step, by in zip(reversed(sizes), reversed(steps), reversed(shift), strict=True):
+        place, rest = rest % size, rest // size
+        square = square + ((place - place.unsqueeze(-1)) * step + by).square()
+    return torch.pow(correlation, square.to(correlation.dtype).sqrt())
+
+
+# --- where it comes from ----------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def of_sums(
+    mean: Tensor, var: Tensor | None, centre: Tensor, weight: tuple[Tensor, Tensor], known: Neighbours | None
+) -> Tensor:
+    """The correlation of a filter's sums at two positions side by side, from this batch.
+
+    Parameters
+    ----------
+    mean, var : Tensor `(N, C, *spatial)`, moments of the inputs; no `var` for inputs that are known
+    centre : Tensor `(C, ...)`, the mean of what the weights read
+    weight : mean of the weights' variances and of their second moments
+    known : what the inputs have in common
+    """
+    wide = mean.dtype if mean.dtype == torch.float64 else torch.float32
+    middle = centre.flatten(1).mean(1).to(wide).reshape(-1, *(1 for _ in mean.shape[2:]))
+    deviation = mean.to(wide) - middle
+    beside = [
+        (deviation.narrow(axis, 1, size - 1) * deviation.narrow(axis, 0, size - 1)).mean()
+        for axis, size in enumerate(mean.shape[2:], 2)
+        if size > 1
+    ]
+    square = deviation.square().mean()
+    lag = torch.stack(beside).mean() if beside else square
+    doubt = torch.zeros_like(square) if var is None else var.mean(dtype=wide)
+    square, lag, doubt = batch.mean_of_all(torch.stack((square, lag, doubt))).unbind()
+    noise, second = (number.to(wide) for number in weight)
+    joint = torch.zeros_like(doubt) if known is None else known.correlation.to(wide) * doubt
+    whole = noise * square + second * doubt
+    found = (noise * lag + second * joint) / torch.where(whole > 0, whole, 1.0)
+    return found.clamp(0.0, _MOST)
+
+
+# --- what it does to a sum --------------------------------------------------------------------------------------------
+
+
+def common_weight(
+    mean: Tensor, correlation: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...] | None = None
+) -> Tensor:
+    """G: what the noise of a channel is multiplied with beyond the squares, `(..., K)` to `(...)`."""
+    apart = matrix(correlation.to(mean.dtype), sizes, steps)
+    apart = apart - torch.eye(apart.shape[0], dtype=apart.dtype, device=apart.device)
+    return (mean @ apart * mean).sum(-1)
+
+
+class Reading(NamedTuple):
+    """Which inputs a unit reads: sizes of the window and padding, how it walks, and the levels of inputs on two."""
+
+    kernel: tuple[int, ...]
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    pair: tuple[float, ...] | None
+
+
+def common_noise(mean: Tensor, var: Tensor | None, weight: Tensor, reading: Reading, groups: int = 1) -> Tensor:
+    """Σ_c G_c ν̄_c with ν̄ the mean variance that each window reads from each channel; the padding has none.
+
+    Parameters
+    ----------
+    mean, var : Tensor `(N, C, *in)`
+        Moments of the inputs. On two levels the variance follows from the mean, and `var` is None.
+    weight : Tensor `(O, C / groups)`, G
+    reading : Reading
+
+    Returns
+    -------
+    Tensor `(N, O, *out)`, of the dtype of the inputs.
+    """
+    result: Tensor = _CommonNoise.apply(mean, var, weight, reading, groups)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _CommonNoise(torch.autograd.Function):
+    """Keeps inputs and weights alone; backward forms the averages anew."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, var: Tensor | None, weight: Tensor, reading: Reading, groups: int) -> Tensor:
+        read, places = _operands(mean, var, weight, reading)
+        still = [0] * len(reading.kernel)
+        ones = [1] * len(still)
+        result = torch.convolution(read, places, None, ones, still, ones, False, still, groups)
+        return result if result.dtype == mean.dtype else result.to(mean.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        mean, var, weight, ctx.reading, ctx.groups = inputs
+        ctx.save_for_backward(mean, var, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        mean, var, weight = ctx.saved_tensors
+        read, places = _operands(mean, var, weight, ctx.reading)
+        still = [0] * len(ctx.reading.kernel)
+        ones = [1] * len(still)
+        by_read, by_weight, _ = torch.ops.aten.convolution_backward(
+            grads[0].to(read.dtype), read, places, None, ones, still, ones, False, still, ctx.groups,
+            [True, True, False],
+        )  # fmt: skip
+        spread = _spread(by_read, tuple(mean.shape[2:]), ctx.reading).to(mean.dtype)
+        by_weight = by_weight.reshape(weight.shape).to(weight.dtype)
+        if ctx.reading.pair is None:
+            return None, spread, by_weight, None, None
+        return (sum(ctx.reading.pair) - 2 * mean) * spread, None, by_weight, None, None
+
+
+def _operands(mean: Tensor, var: Tensor | None, weight: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
+    """ν̄ and G as operands of a convolution of one place; in half precision on a GPU, where the inputs are."""
+    kernel, padding, stride, pair = reading
+    if pair is not None:
+        var = ((pair[1] - mean) * (mean - pair[0])).clamp_min(0)
+    assert var is not None
+    read = running_average(padded(var, padding), kernel)
+    for axis, step in enumerate(stride, 2):
+        read = read if step == 1 else read[(slice(None),) * axis + (slice(None, None, step),)]
+    read = read.to(weight.dtype) if read.device.type == "cpu" else read
+    return read, weight.to(read.dtype).reshape(*weight.shape, *(1 for _ in kernel))
+
+
+def _spread(grad: Tensor, sizes: tuple[int, ...], reading: Reading) -> Tensor:
+    """The gradient by the variances from that by what the windows read of them."""
+    kernel, padding, stride, _ = reading
+    for axis, step in enumerate(stride, 2):
+        grad = _spaced(grad, axis, step)
+    known = zip(sizes, grad.shape[2:], padding, kernel, strict=True)
+    borders = [(width - 1 - pad, size + pad - places) for size, places, pad, width in known]
+    return running_average(F.pad(grad, [side for both in reversed(borders) for side in both]), kernel)
+
+
+def _spaced(tensor: Tensor, axis: int, step: int) -> Tensor:
+    """With `step - 1` zeros behind each element along an axis."""
+    if step == 1:
+        return tensor
+    apart = tensor.unsqueeze(axis + 1)
+    return F.pad(apart, [0, 0] * (apart.dim() - axis - 2) + [0, step - 1]).flatten(axis, axis + 1)
