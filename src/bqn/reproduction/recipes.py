@@ -39,8 +39,12 @@ _TEXT: Settings = {
 }
 PAPER: Mapping[str | tuple[str, str], Settings] = {
     "mlp": {**_TEXT, "batch_norm": False, "lam": 1e-4},
-    "cnn": {**_TEXT, "lam": 1e-4},
-    "vgg": {**_TEXT, "epochs": 300, "shift": 4, "flip": True, "lam": 1e-9},
+    # The text says nothing of precision; convolutions are in bfloat16.
+    "cnn": {**_TEXT, "lam": 1e-4, "mixed_precision": True},
+    # From a Xavier start it does not learn at all, which need not be watched for 300 epochs.
+    "vgg": {
+        **_TEXT, "epochs": 300, "patience": 15, "shift": 4, "flip": True, "lam": 1e-9, "mixed_precision": True,
+    },
     # The λ at which the paper's figures have the NLL that table 1 prints.
     ("mlp", "mnist"): {"lam": 5e-3},
     ("mlp", "fashion-mnist"): {"lam": 5e-3},
@@ -49,7 +53,7 @@ PAPER: Mapping[str | tuple[str, str], Settings] = {
     ("cnn", "fashion-mnist"): {"lam": 5e-4},
     ("cnn", "kmnist"): {"lam": 5e-4},
     ("vgg", "cifar10"): {"lam": 1e-9},
-}
+}  # fmt: skip
 
 # --- recipe "best" ----------------------------------------------------------------------------------------------------
 
@@ -66,7 +70,7 @@ BEST: Mapping[str | tuple[str, str], Settings] = {
         "mixed_precision": True, "compile": True,
     },
     "vgg": {
-        "epochs": 70, "learning_rate": 3e-2, "lam": 1e-4, "shift": 4, "flip": True, "mixed_precision": True,
+        "epochs": 40, "learning_rate": 3e-2, "lam": 3e-3, "shift": 4, "flip": True, "mixed_precision": True,
         "compile": True,
     },
 }  # fmt: skip
