@@ -70,8 +70,8 @@ BEST: Mapping[str | tuple[str, str], Settings] = {
         "mixed_precision": True, "compile": True,
     },
     "vgg": {
-        "epochs": 40, "learning_rate": 3e-2, "lam": 3e-3, "shift": 4, "flip": True, "mixed_precision": True,
-        "compile": True,
+        "epochs": 40, "learning_rate": 3e-2, "lam": 1e-2, "lam_schedule": "decay", "lam_end": 0.0, "shift": 4,
+        "flip": True, "mixed_precision": True, "compile": True,
     },
 }  # fmt: skip
 

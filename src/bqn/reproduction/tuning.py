@@ -17,7 +17,7 @@ from bqn.reproduction.templates import template
 from bqn.training import ConfigError, TrainConfig
 from bqn.training.files import parse_object, read_text
 
-_RECORDS = tuple(f"{architecture}-{turn}" for architecture in ("mlp", "cnn", "vgg") for turn in (1, 2))
+_RECORDS = ("mlp-1", "mlp-2", "cnn-1", "cnn-2", "vgg-1", "vgg-2", "vgg-3", "vgg-4")
 _HEAD = ("what", "hardware", "date", "code")
 _REFERENCE = re.compile(r"\[\[([^\]]*)\]\]")
 
