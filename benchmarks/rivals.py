@@ -75,6 +75,7 @@ PUBLISHED = (
     ("mc-dropout-mlp-mnist", "mc", "`mc-dropout`", "MNIST, MLP", None, None, "not given"),
     ("mc-dropout-cnn-mnist", "mc", "`mc-dropout`", "MNIST, CNN", None, None, "not given"),
     ("ensemble-mlp-mnist", "members", "`ensemble`", "MNIST, MLP", None, None, "not given"),
+    ("pbp-mlp-mnist", "analytic", "`pbp`", "MNIST, MLP", None, None, "not given"),
     ("ebp-mlp-mnist", "analytic", "`ebp`", "MNIST, MLP", None, None, "not given"),
     ("npn-mlp-mnist", "analytic", "`npn`", "MNIST, MLP", None, None, "not given"),
 )  # fmt: skip

@@ -199,7 +199,8 @@ class Network(nn.Module):
                 if names != set(own):
                     missing, extra = sorted(set(own) - names), sorted(names - set(own))
                     raise ValueError(
-                        f"path: {path} is of another architecture: missing {missing[:5]}, unexpected {extra[:5]}"
+                        f"path: {path} is of another architecture, or of an older version: missing {missing[:5]}, "
+                        f"unexpected {extra[:5]}"
                     )
                 loaded = {name: file.get_tensor(name) for name in names}
         except SafetensorError as error:

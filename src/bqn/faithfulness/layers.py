@@ -1,5 +1,5 @@
 """How far mean field is off, layer by layer: its means and variances beside those of sampled networks, and the
-correlations that it takes to be zero.
+correlations that it takes to be zero, but for those within a channel (`bqn.propagate.neighbours`).
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class LayerTally:
         and the true ones, over that of the true standard deviations. "variance_ratio": mean field's variance over the
         true one, both averaged over all units. "correlation": its "mean" and root mean square, "rms", over pairs of
         units of three kinds, "neighbour": positions of a channel side by side; "channel": any two positions of a
-        channel; "unit": two channels at one position, or two units. Mean field takes all of them to be zero.
+        channel; "unit": two channels at one position, or two units. Mean field takes all of them to be zero; the
+        analytic pass knows one number of the first two (`bqn.propagate.neighbours`).
 
         Everything is over weight draws, for one example at a time, and free of the error that few draws bring.
         Correlations are weighted by the variances of their pairs.

@@ -65,8 +65,16 @@ def average(source: Convolution, shape: torch.Size, kernel: tuple[int, ...], str
     known = None if isinstance(x, Tensor) else x.neighbours
 
     def moments(centre: Tensor | None) -> tuple[Tensor, Tensor]:
-        share = None if known is None or centre is None else neighbours.of_average(known.correlation, kernel)
-        return _moments(inputs, weight, None if bias is None else mean_of(bias), dtype, rule, centre, share)
+        share = None if known is None else neighbours.of_average(known.correlation, kernel)
+        bias_mean = None if bias is None else mean_of(bias)
+        mean, var = _moments(inputs, weight, bias_mean, dtype, rule, centre, share)
+        if known is None or isinstance(inputs, Tensor):
+            return mean, var
+        joint = _joint_filter(weight.mean, rule)
+        sizes = tuple(joint.shape[2:])
+        common = neighbours.common_weight(joint.flatten(2), known.correlation, sizes)
+        extra = clt.common_noise(inputs, common, sizes, geometry.padding, stride)
+        return mean, clt.not_negative(var + extra.to(var.dtype))
 
     def total() -> tuple[Tensor, Tensor]:
         mean, var = moments(None)
@@ -77,15 +85,8 @@ def average(source: Convolution, shape: torch.Size, kernel: tuple[int, ...], str
         if statistics is None:
             return Gaussian.of(*total())
         centre = statistics.centre(mean_of(x), momentum)
-        mean, var = moments(centre)
-        if not isinstance(inputs, Tensor) and known is not None:
-            joint = _joint_filter(weight.mean, rule)
-            sizes = tuple(joint.shape[2:])
-            common = neighbours.common_weight(joint.flatten(2), known.correlation, sizes)
-            extra = clt.common_noise(inputs, common, sizes, geometry.padding, stride)
-            var = clt.not_negative(var + extra.to(var.dtype))
         correlation = clt.correlation_of_sums(x, weight, centre, statistics, momentum)
-        return Gaussian.of(mean, var, Neighbours(neighbours.behind_pooling(correlation, kernel, stride)))
+        return Gaussian.of(*moments(centre), Neighbours(neighbours.behind_pooling(correlation, kernel, stride)))
 
     return Gaussian.deferred(shape, weight.mean.new_empty(0, dtype=dtype), total, within)
 

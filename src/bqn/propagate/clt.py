@@ -348,8 +348,16 @@ def linear(
     mean = mean_of(x)
     bias_mean = None if bias is None else mean_of(bias)
 
+    def moments(centre: Tensor | None) -> tuple[Tensor, Tensor]:
+        inputs = x
+        if not isinstance(x, Gaussian) and _works_in_half(x, weight, geometry):
+            inputs = half.prepared(x, geometry)
+        result, var = _moments_in_working_precision(inputs, weight, bias_mean, geometry, centre)
+        common = _common_noise(inputs, weight, geometry)
+        return result, var if common is None else not_negative(var + common.to(var.dtype))
+
     def total() -> tuple[Tensor, Tensor]:
-        result, var = _moments_in_working_precision(x, weight, bias_mean, geometry, None)
+        result, var = moments(None)
         bias_var = None if bias is None else var_of(bias)
         return result, var if bias_var is None else var + per_unit(bias_var, geometry).to(var.dtype)
 
@@ -357,13 +365,7 @@ def linear(
         if statistics is None:
             return Gaussian.of(*total())
         centre = statistics.centre(mean, momentum)
-        inputs = x
-        if not isinstance(x, Gaussian) and _works_in_half(x, weight, geometry):
-            inputs = half.prepared(x, geometry)
-        result, var = _moments_in_working_precision(inputs, weight, bias_mean, geometry, centre)
-        common = _common_noise(inputs, weight, geometry)
-        if common is not None:
-            var = not_negative(var + common.to(var.dtype))
+        result, var = moments(centre)
         if geometry is None:
             return Gaussian.of(result, var)
         correlation = correlation_of_sums(x, weight, centre, statistics, momentum)

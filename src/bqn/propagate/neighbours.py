@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.propagate import batch
-from bqn.propagate.pooling import running_average
+from bqn.propagate.pooling import strided_average
 from bqn.propagate.windows import padded
 
 _MOST = 0.999  # beyond it the arc sine is too steep for numbers that are estimated
@@ -57,12 +57,18 @@ class Neighbours(NamedTuple):
 
 def matrix(correlation: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...] | None = None) -> Tensor:
     """Correlations `(K, K)` of all pairs of places of a window, row-major; `steps` is its dilation."""
-    return _between(correlation, sizes, steps or tuple(1 for _ in sizes), tuple(0 for _ in sizes))
+    # Arithmetic instead of a table: nothing is copied from the host, which CUDA graphs and compilers dislike.
+    rest = torch.arange(math.prod(sizes), device=correlation.device)
+    square = torch.zeros((), dtype=rest.dtype, device=rest.device)
+    for size, step in zip(reversed(sizes), reversed(steps or tuple(1 for _ in sizes)), strict=True):
+        place, rest = rest % size, rest // size
+        square = square + ((place - place.unsqueeze(-1)) * step).square()
+    return torch.pow(correlation, square.to(correlation.dtype).sqrt())
 
 
 def of_average(correlation: Tensor, kernel: tuple[int, ...]) -> Tensor:
     """The variance of the mean over a window, for inputs of variance one."""
-    return matrix(correlation, kernel).mean()
+    return _between(correlation, kernel, tuple(0 for _ in kernel))
 
 
 def of_pair(correlation: Tensor, kernel: tuple[int, ...]) -> Tensor:
@@ -73,12 +79,9 @@ def of_pair(correlation: Tensor, kernel: tuple[int, ...]) -> Tensor:
 
 def behind_pooling(correlation: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
     """The correlation of the averages over two windows side by side, on average over the dimensions."""
-    ones = tuple(1 for _ in kernel)
-    beside = [
-        _between(correlation, kernel, ones, tuple(stride[axis] if axis == other else 0 for other in range(len(kernel))))
-        for axis in range(len(kernel))
-    ]
-    return torch.stack(beside).mean() / of_average(correlation, kernel)
+    axes = range(len(kernel))
+    beside = [_between(correlation, kernel, tuple(stride[k] if k == axis else 0 for k in axes)) for axis in axes]
+    return sum(beside[1:], beside[0]) / (len(kernel) * of_average(correlation, kernel))
 
 
 def behind_sign(correlation: Tensor) -> Tensor:
@@ -86,15 +89,18 @@ def behind_sign(correlation: Tensor) -> Tensor:
     return (2 / math.pi) * torch.asin(correlation)
 
 
-def _between(correlation: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...], shift: tuple[int, ...]) -> Tensor:
-    """From each place of a window to each place of the window that is shifted, row-major."""
-    # Arithmetic instead of a table: nothing is copied from the host, which CUDA graphs and compilers dislike.
-    rest = torch.arange(math.prod(sizes), device=correlation.device)
-    square = torch.zeros((), dtype=rest.dtype, device=rest.device)
-    for size, step, by in zip(reversed(sizes), reversed(steps), reversed(shift), strict=True):
-        place, rest = rest % size, rest // size
-        square = square + ((place - place.unsqueeze(-1)) * step + by).square()
-    return torch.pow(correlation, square.to(correlation.dtype).sqrt())
+def _between(correlation: Tensor, kernel: tuple[int, ...], shift: tuple[int, ...]) -> Tensor:
+    """The mean of r^d from a place of a window to one of the window that is shifted."""
+    pairs = {0: 1}  # how many have which squared distance
+    for size, by in zip(kernel, shift, strict=True):
+        wider: dict[int, int] = {}
+        for square, count in pairs.items():
+            for gap in range(1 - size, size):
+                longer = square + (gap + by) ** 2
+                wider[longer] = wider.get(longer, 0) + count * (size - abs(gap))
+        pairs = wider
+    terms = [correlation ** math.sqrt(square) * count for square, count in pairs.items()]
+    return sum(terms[1:], terms[0]) / math.prod(kernel) ** 2
 
 
 # --- where it comes from ----------------------------------------------------------------------------------------------
@@ -116,20 +122,24 @@ def of_sums(
     wide = mean.dtype if mean.dtype == torch.float64 else torch.float32
     middle = centre.flatten(1).mean(1).to(wide).reshape(-1, *(1 for _ in mean.shape[2:]))
     deviation = mean.to(wide) - middle
-    beside = [
-        (deviation.narrow(axis, 1, size - 1) * deviation.narrow(axis, 0, size - 1)).mean()
-        for axis, size in enumerate(mean.shape[2:], 2)
-        if size > 1
-    ]
-    square = deviation.square().mean()
-    lag = torch.stack(beside).mean() if beside else square
-    doubt = torch.zeros_like(square) if var is None else var.mean(dtype=wide)
-    square, lag, doubt = batch.mean_of_all(torch.stack((square, lag, doubt))).unbind()
+    axes = [axis for axis, size in enumerate(mean.shape[2:], 2) if size > 1]
+    here = _cropped(deviation, axes)  # the positions that have neighbours along all axes: one domain for all sums
+    beside = [_cropped(deviation, axes, moved=axis) for axis in axes] or [here]
+    lag = (here * sum(beside[1:], beside[0])).mean() / len(beside)
+    doubt = torch.zeros_like(lag) if var is None else _cropped(var, axes).mean(dtype=wide)
+    square, lag, doubt = batch.mean_of_all(torch.stack((here.square().mean(), lag, doubt))).unbind()
     noise, second = (number.to(wide) for number in weight)
     joint = torch.zeros_like(doubt) if known is None else known.correlation.to(wide) * doubt
     whole = noise * square + second * doubt
     found = (noise * lag + second * joint) / torch.where(whole > 0, whole, 1.0)
     return found.clamp(0.0, _MOST)
+
+
+def _cropped(tensor: Tensor, axes: list[int], moved: int | None = None) -> Tensor:
+    """All but the last places along these axes, or all but the first along the one that is moved."""
+    for axis in axes:
+        tensor = tensor.narrow(axis, int(axis == moved), tensor.shape[axis] - 1)
+    return tensor
 
 
 # --- what it does to a sum --------------------------------------------------------------------------------------------
@@ -212,9 +222,9 @@ def _operands(mean: Tensor, var: Tensor | None, weight: Tensor, reading: Reading
     if pair is not None:
         var = ((pair[1] - mean) * (mean - pair[0])).clamp_min(0)
     assert var is not None
-    read = running_average(padded(var, padding), kernel)
-    for axis, step in enumerate(stride, 2):
-        read = read if step == 1 else read[(slice(None),) * axis + (slice(None, None, step),)]
+    read = padded(var, padding)
+    for one, walk in _one_axis_each(kernel, stride):
+        read = strided_average(read, one, walk)
     read = read.to(weight.dtype) if read.device.type == "cpu" else read
     return read, weight.to(read.dtype).reshape(*weight.shape, *(1 for _ in kernel))
 
@@ -226,7 +236,22 @@ def _spread(grad: Tensor, sizes: tuple[int, ...], reading: Reading) -> Tensor:
         grad = _spaced(grad, axis, step)
     known = zip(sizes, grad.shape[2:], padding, kernel, strict=True)
     borders = [(width - 1 - pad, size + pad - places) for size, places, pad, width in known]
-    return running_average(F.pad(grad, [side for both in reversed(borders) for side in both]), kernel)
+    spread = F.pad(grad, [side for both in reversed(borders) for side in both])
+    for one, walk in _one_axis_each(kernel, tuple(1 for _ in kernel)):
+        spread = strided_average(spread, one, walk)
+    return spread
+
+
+def _one_axis_each(kernel: tuple[int, ...], stride: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The windows of averages that make one together: large ones are cheaper axis by axis."""
+    if math.prod(kernel) <= 9:
+        return [(kernel, stride)]
+    axes = range(len(kernel))
+    return [(_only(kernel, axis, axes), _only(stride, axis, axes)) for axis in axes]
+
+
+def _only(numbers: tuple[int, ...], axis: int, axes: range) -> tuple[int, ...]:
+    return tuple(numbers[k] if k == axis else 1 for k in axes)
 
 
 def _spaced(tensor: Tensor, axis: int, step: int) -> Tensor:

@@ -29,16 +29,23 @@ def average_windows(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...],
 
 
 def running_average(x: Tensor, kernel: tuple[int, ...]) -> Tensor:
-    """The mean over the window that begins at each position, `(N, C, *in)` to `(N, C, *out)`.
+    """The mean over the window that begins at each position, `(N, C, *in)` to `(N, C, *out)`."""
+    return strided_average(x, kernel, tuple(1 for _ in kernel))
+
+
+def strided_average(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    """The mean over the window that begins at each position that a stride comes to, `(N, C, *in)` to `(N, C, *out)`.
 
     On a CPU the shifted images are added up, many times as fast as the pooling of torch.
     """
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
-        return _average(x, kernel, tuple(1 for _ in kernel))
+        return _average(x, kernel, stride)
     result = x
-    for axis, size in enumerate(kernel, -len(kernel)):
-        places = result.shape[axis] - size + 1
-        shifted = [result.narrow(axis, offset, places) for offset in range(size)]
+    for axis, (size, step) in enumerate(zip(kernel, stride, strict=True), -len(kernel)):
+        last = result.shape[axis] - size  # where the last window may begin
+        shifted = [result.narrow(axis, offset, last + 1) for offset in range(size)]
+        if step > 1:
+            shifted = [image.movedim(axis, -1)[..., ::step].movedim(-1, axis) for image in shifted]
         result = sum(shifted[1:], shifted[0])
     return result / math.prod(kernel)
 

@@ -166,7 +166,8 @@ def require_weights(net: Network, weights: dict[str, Tensor], source: str) -> No
     if set(weights) != set(own):
         missing, extra = sorted(set(own) - set(weights)), sorted(set(weights) - set(own))
         raise CheckpointError(
-            f"{source} is of another architecture than this network: missing {missing[:3]}, unexpected {extra[:3]}"
+            f"{source} is of another architecture than this network, or of an older version: missing {missing[:3]}, "
+            f"unexpected {extra[:3]}"
         )
     for name, tensor in weights.items():
         if tensor.shape != own[name].shape or tensor.dtype != own[name].dtype:
