@@ -158,24 +158,17 @@ class Gaussian:
             return self.var
         return torch.zeros_like(self.mean) if order == 3 else 3 * self.var.square()
 
-    def mapped(
-        self, shape: torch.Size, mean: Callable[[Tensor], Tensor], var: Callable[[Tensor], Tensor] | None = None
-    ) -> Gaussian:
-        """A belief of another shape whose moments are linear functions of these; `var` is `mean` by default.
-
-        The question for the noise within the batch is passed on.
-        """
-        of_var = mean if var is None else var
+    def reshape(self, *shape: int | tuple[int, ...]) -> Gaussian:
+        """Of another shape; the question for the noise within the batch is passed on."""
+        target = full_shape(self.shape, shape)
 
         def within(momentum: float | None) -> Gaussian:
             inner = self.within_batch(momentum)
-            return Gaussian.of(mean(inner.mean), of_var(inner.var))
+            return Gaussian.of(inner.mean.reshape(target), inner.var.reshape(target))
 
-        return Gaussian.deferred(shape, self._like, lambda: (mean(self.mean), of_var(self.var)), within)
-
-    def reshape(self, *shape: int | tuple[int, ...]) -> Gaussian:
-        target = full_shape(self.shape, shape)
-        return self.mapped(target, lambda tensor: tensor.reshape(target))
+        return Gaussian.deferred(
+            target, self._like, lambda: (self.mean.reshape(target), self.var.reshape(target)), within
+        )
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Gaussian:
         return self.reshape(flat_shape(self.shape, start_dim, end_dim))

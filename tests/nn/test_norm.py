@@ -70,8 +70,8 @@ def test_linear_before_batch_norm_leaves_out_the_common_noise(levels: tuple[floa
 
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_conv_before_batch_norm_centres_every_kernel_offset(padding: int, groups: int) -> None:
-    """ν̃ = S*ν + V*μ² - 2(V∘μ̄_k)*μ + ΣVμ̄_k², with padded zeros in μ̄_k; here term by term from unfolded windows."""
+def test_conv_before_batch_norm_centres_every_channel(padding: int, groups: int) -> None:
+    """ν̃ = S*ν + V*(μ - c)² with padded zeros in μ and in c; here term by term from unfolded windows."""
     conv = bqn.nn.Conv2d(2, 4, 3, padding=padding, groups=groups, bias=False, method="clt").double()
     x = random_categorical((6, 2, 5, 4), bqn.BINARY)
     read_mean = F.unfold(x.mean, 3, padding=padding)  # (N, C*9, L)
@@ -81,7 +81,8 @@ def test_conv_before_batch_norm_centres_every_kernel_offset(padding: int, groups
     for group in range(groups):  # spread grouped filters over all channels
         rows, columns = slice(group * 4 // groups, (group + 1) * 4 // groups), slice(group * 18 // groups, (group + 1) * 18 // groups)  # noqa: E501  # fmt: skip
         M[rows, columns], V[rows, columns] = conv.weight.mean[rows].flatten(1), conv.weight.var[rows].flatten(1)
-    distance = (read_mean - centre[:, None]).square()
+    middle = centre.reshape(2, 9).mean(1).repeat_interleave(9)
+    distance = (read_mean - middle[:, None]).square()
     expected = torch.einsum("oe,nel->nol", V, distance) + torch.einsum("oe,nel->nol", M.square() + V, read_var)
     result = conv(x).within_batch(momentum=0.1).var
     assert_close(result.flatten(2), expected)

@@ -106,8 +106,9 @@ def _by_the_formula(
     joint = pool(F.pad(weight.mean, [window - 1] * 2 * dims), window, 1).square()  # type: ignore[operator]
     result = convolve(squares, noise, stride=stride) + convolve(var, joint, stride=stride)
     if centre is not None:
-        constant = (noise * centre.square()).flatten(1).sum(1).reshape(-1, *(1 for _ in range(dims)))
-        result = result - 2 * convolve(box, noise * centre, stride=stride) + constant
+        middle = clt.channel_centre(centre)
+        constant = (noise * middle.square()).flatten(1).sum(1).reshape(-1, *(1 for _ in range(dims)))
+        result = result - 2 * convolve(box, noise * middle, stride=stride) + constant
     return convolve(box, weight.mean, stride=stride), result
 
 
@@ -229,7 +230,7 @@ def test_half_precision_of_inputs_that_are_nearly_certain_and_alike() -> None:
     full = bqn.nn.AvgPool2d(2)(conv.double()(Categorical.of((-1.0, 1.0), mean=x.double()))).within_batch(0.1)
     with half.lowered():
         low = bqn.nn.AvgPool2d(2)(conv.float()(Categorical.of((-1.0, 1.0), mean=x))).within_batch(0.1)
-    assert_close(low.var.double(), full.var, rtol=0.015, atol=0)
+    assert_close(low.var.double(), full.var, rtol=0.02, atol=0)
 
 
 def test_other_poolings_do_as_before() -> None:

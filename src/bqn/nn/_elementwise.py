@@ -66,14 +66,13 @@ def _add_moments(a: Belief, b: Belief) -> tuple[Tensor, Tensor]:
 
 
 def _add_neighbours(a: Belief, b: Belief) -> Neighbours | None:
-    """What neighbours of the sum have in common: the mean of both, each by its share of the variance."""
-    known = [(x.neighbours, x) for x in (a, b) if not isinstance(x, Tensor)]
-    if any(neighbours is None for neighbours, _ in known):
-        return None
-    correlations = torch.stack([cast(Neighbours, neighbours).correlation for neighbours, _ in known])
-    variances = torch.stack([x.var.detach().mean(dtype=correlations.dtype) for _, x in known])
-    total = variances.sum()
-    return Neighbours((variances * correlations).sum() / torch.where(total > 0, total, 1.0))
+    """What neighbours of the sum have in common: the mean of both, as if their variances were equal.
+
+    Their true shares would be those of the batch at hand, on which no prediction may depend.
+    """
+    uncertain = [x.neighbours for x in (a, b) if not isinstance(x, Tensor)]
+    known = [neighbours.correlation for neighbours in uncertain if neighbours is not None]
+    return Neighbours(sum(known[1:], known[0]) / len(uncertain)) if known else None
 
 
 class Product(Layer):

@@ -110,7 +110,7 @@ class WeightedSum(Layer):
         assert running is not None
         if momentum is None:
             return running
-        value = measure()
+        value = measure().to(running.dtype)
         self.move_running(momentum, (running, value))
         return value
 

@@ -75,7 +75,8 @@ class _AvgPool(_Pool):
     ----------
     kernel_size, stride, padding : int or one per dimension
     method : "auto", "contract", "fft" or "clt"
-        How a Categorical is averaged; the exact methods give a Categorical over all possible averages.
+        How a Categorical is averaged; the exact methods give a Categorical over all possible averages. They take the
+        inputs for independent; where these are known to err together (`bqn.propagate.neighbours`), "auto" is "clt".
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class _AvgPool(_Pool):
         if isinstance(x, Tensor):
             return self._average(x)
         within = partial(self._within, x)
-        if isinstance(x, Categorical):
+        if isinstance(x, Categorical) and (x.neighbours is None or self.method in sums.EXACT):
             count, belief = math.prod(self.kernel_size), x
             return sums.average(
                 x, self.kernel_size, self.stride, self.padding, self.method, self._average(x.mean),
@@ -107,7 +108,7 @@ class _AvgPool(_Pool):
         sums.choose(self.method, None)
         sizes = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, strict=True)
         shape = torch.Size((*x.shape[:2], *(output_size(*size) for size in sizes)))
-        if averaged.averages(x.origin, self.kernel_size, self.padding):
+        if isinstance(x, Gaussian) and averaged.averages(x.origin, self.kernel_size, self.padding):
             return averaged.average(x.origin, shape, self.kernel_size, self.stride)
         like = torch.empty(0, dtype=x.dtype, device=x.device)
         return Gaussian.deferred(shape, like, partial(self._moments, x), within, neighbours=self._behind(x.neighbours))

@@ -44,8 +44,8 @@ class Flatten(Layer):
 
     def forward(self, x: Belief) -> Belief:
         flat = x.reshape(x.shape[0], x.shape[1:].numel())
-        if not isinstance(x, Tensor) and not isinstance(flat, Tensor) and x.neighbours is not None and len(x.shape) > 2:
-            flat.neighbours = x.neighbours._replace(places=tuple(x.shape[2:]))
+        if not isinstance(x, Tensor) and not isinstance(flat, Tensor) and x.neighbours is not None:
+            flat.neighbours = x.neighbours if len(x.shape) == 2 else x.neighbours._replace(places=tuple(x.shape[2:]))
         return flat
 
 

@@ -68,8 +68,9 @@ def average(source: Convolution, shape: torch.Size, kernel: tuple[int, ...], str
         share = None if known is None else neighbours.of_average(known.correlation, kernel)
         bias_mean = None if bias is None else mean_of(bias)
         mean, var = _moments(inputs, weight, bias_mean, dtype, rule, centre, share)
-        if known is None or isinstance(inputs, Tensor):
+        if known is None:
             return mean, var
+        assert not isinstance(inputs, Tensor)
         joint = _joint_filter(weight.mean, rule)
         sizes = tuple(joint.shape[2:])
         common = neighbours.common_weight(joint.flatten(2), known.correlation, sizes)
@@ -133,13 +134,12 @@ class _Averaged(torch.autograd.Function):
         mean: Tensor, var: Tensor | None, weight: Tensor, noise: Tensor, centre: Tensor | None, share: Tensor | None,
         rule: _Rule,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        common, rest = _split(centre, mean)
+        common = _common(centre, mean)
         base, doubt = _inputs(mean, var, common, rule)
         result = _product(base, weight, rule)
-        total = _product(*_noise_operands(base, doubt, noise, rest, share, rule), rule)
-        if common is not None and rest is not None:
+        total = _product(_noise_input(base, doubt, share, rule), noise, rule)
+        if common is not None:
             result = result + _per_unit(weight * common, result)
-            total = total + _per_unit(noise * rest.square(), total)
         if doubt is not None:
             total = total + _product(doubt, _joint_filter(weight, rule).square(), rule)
         return result, total.clamp_min(0)
@@ -154,26 +154,23 @@ class _Averaged(torch.autograd.Function):
         # A variance below zero was rounding error: its gradient passes.
         grad_mean, grad_var = grads
         mean, var, weight, noise, centre, share = ctx.saved_tensors
-        rule, need = ctx.rule, ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        common, rest = _split(centre, mean)
+        rule, need = ctx.rule, any(ctx.needs_input_grad[place] for place in (0, 1, 4))
+        common = _common(centre, mean)
         base, doubt = _inputs(mean, var, common, rule)
         by_base, by_weight = _transposed(grad_mean, base, weight, rule, need)
-        by_square, by_noise = _transposed(grad_var, *_noise_operands(base, doubt, noise, rest, share, rule), rule, need)
+        by_square, by_noise = _transposed(grad_var, _noise_input(base, doubt, share, rule), noise, rule, need)
         by_input = by_var = by_centre = None
-        if common is not None and rest is not None:
-            by_noise, along = by_noise.tensor_split(2, 1)
-            of_mean, of_var = (_summed(grad, weight) for grad in grads)
-            by_weight = by_weight + of_mean * common
-            by_centre = (2 * noise * (of_var * rest - along)).sum(0)
-            by_noise = by_noise - 2 * rest * along + of_var * rest.square()
+        if common is not None:
+            by_weight = by_weight + _summed(grad_mean, weight) * common
         if doubt is not None:
             joint = _joint_filter(weight, rule)
             by_doubt, by_joint = _transposed(grad_var, doubt, joint.square(), rule, need)
             by_weight = by_weight + running_average(2 * joint * by_joint, rule.kernel)
         if need:
-            if rest is not None:
-                by_square, along = by_square.tensor_split(2, 1)
-                by_base = by_base + along
+            if centre is not None:
+                whole = -2 * (base * by_square).sum((0, *range(2, base.dim())), dtype=weight.dtype)
+                shape = (-1, *(1 for _ in centre.shape[1:]))
+                by_centre = (whole / centre[0].numel()).reshape(shape).expand_as(centre)
             by_input = _spread(by_base + 2 * base * by_square, rule)
             if doubt is not None:
                 by_var = _of_share(_spread(by_square, rule), share, rule) + _cropped(by_doubt, rule.padding)
@@ -182,15 +179,9 @@ class _Averaged(torch.autograd.Function):
         return by_input, by_var, by_weight, by_noise, by_centre, None, None
 
 
-def _split(centre: Tensor | None, mean: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The centre as a number per input channel, in the dtype of the inputs, and the little that is left per offset.
-
-    Taken out before squaring, the first leaves little to cancel. How the centre is split does not change the result.
-    """
-    if centre is None:
-        return None, None
-    common = centre.detach().flatten(1).mean(1).to(mean.dtype).reshape(-1, *(1 for _ in centre.shape[1:]))
-    return common, centre - common
+def _common(centre: Tensor | None, mean: Tensor) -> Tensor | None:
+    """The centre of each channel in the dtype of the inputs; taken out before squaring, it leaves little to cancel."""
+    return None if centre is None else clt.channel_centre(centre).to(mean.dtype)
 
 
 def _inputs(mean: Tensor, var: Tensor | None, common: Tensor | None, rule: _Rule) -> tuple[Tensor, Tensor | None]:
@@ -202,16 +193,10 @@ def _inputs(mean: Tensor, var: Tensor | None, common: Tensor | None, rule: _Rule
     return running_average(image if common is None else image - common, rule.kernel), doubt
 
 
-def _noise_operands(
-    base: Tensor, doubt: Tensor | None, noise: Tensor, rest: Tensor | None, share: Tensor | None, rule: _Rule
-) -> tuple[Tensor, Tensor]:
-    """Inputs and weights whose product is V · ((Bμ - centre)² + Bν / n), less its constant part."""
+def _noise_input(base: Tensor, doubt: Tensor | None, share: Tensor | None, rule: _Rule) -> Tensor:
+    """What meets the noise of the weights: (Bμ - c)² and the variance of Bh."""
     squares = base.square()
-    if doubt is not None:
-        squares = squares + _of_share(running_average(doubt, rule.kernel), share, rule)
-    if rest is None:
-        return squares, noise
-    return torch.cat((squares, base), 1), torch.cat((noise, -2 * noise * rest), 1)
+    return squares if doubt is None else squares + _of_share(running_average(doubt, rule.kernel), share, rule)
 
 
 def _of_share(averaged: Tensor, share: Tensor | None, rule: _Rule) -> Tensor:

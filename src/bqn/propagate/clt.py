@@ -8,6 +8,11 @@ which is the paper's M²ν + V(μ² + ν), regrouped. Batch norm asks for the no
 of μ over the batch that is S ν + V (μ - μ̄)², and no bias variance. What neighbouring inputs have in common comes on top
 (`neighbours`).
 
+In a convolution μ̄ depends on the place in the kernel, since the places see different borders and padding. Its mean c
+over the places stands for all of them: V (μ - c)² = V μ (μ - 2c) + V c², where the padding is zero in the product, and
+one product is saved. That counts V (μ̄ - c)² too much, which is little: a kernel of three sees 31 of 32 columns at its
+edge.
+
 Where either the weights or the inputs are ±a, one of S and ν + μ² is constant, and what remains is one product of
 squares: two products in all, where a naive layer needs three. `_TwoProducts` forms the squares on the fly, so that
 backward keeps μ and M only, which a plain layer keeps too.
@@ -56,7 +61,7 @@ class _TwoProducts(torch.autograd.Function):
     """`product(x, w) + bias` and `total - product((x - centre)², w²)`, the latter never below zero.
 
     Saves x and w, not their squares, and forms both gradients of the weight in one tensor. `centre` (None for zero)
-    broadcasts over the batch; it is for matrix products only.
+    broadcasts over the batch; a convolution leaves out its square, see `_squares`.
     """
 
     generate_vmap_rule = True
@@ -66,8 +71,7 @@ class _TwoProducts(torch.autograd.Function):
         x: Tensor, centre: Tensor | None, weight: Tensor, bias: Tensor | None, total: Tensor | float,
         geometry: Geometry | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        squares = (x if centre is None else x - centre).square()
-        var = (total - product(squares, weight.square(), geometry)).clamp_min(0)
+        var = (total - product(_squares(x, centre, geometry), weight.square(), geometry)).clamp_min(0)
         return product(x, weight, geometry, bias), var
 
     @staticmethod
@@ -89,14 +93,14 @@ class _TwoProducts(torch.autograd.Function):
         grad_x = grad_centre = grad_weight = grad_bias = grad_total = None
         if grad_var is not None:
             base = x if centre is None else x - centre
+            squares = _squares(x, centre, ctx.geometry)
             inner, grad_weight = transpose(
-                grad_var * -2, base.square(), weight.square(), ctx.geometry, need[0] or need[1], need[2]
+                grad_var * -2, squares, weight.square(), ctx.geometry, need[0] or need[1], need[2]
             )
-            inner = None if inner is None else inner.mul_(base)
             grad_weight = None if grad_weight is None else grad_weight.mul_(weight)
             if need[1] and inner is not None:
-                grad_centre = -inner.sum_to_size(centre.shape)
-            grad_x = inner if need[0] else None
+                grad_centre = -(inner * (base if ctx.geometry is None else x)).sum_to_size(centre.shape)
+            grad_x = inner.mul_(base) if need[0] and inner is not None else None
             if need[4] and ctx.total_shape is not None:
                 grad_total = grad_var.sum_to_size(ctx.total_shape)
         if grad_mean is not None:
@@ -104,6 +108,13 @@ class _TwoProducts(torch.autograd.Function):
             if need[3]:
                 grad_bias = _sum_per_unit(grad_mean, ctx.geometry, ctx.bias_shape)
         return grad_x, grad_centre, grad_weight, grad_bias, grad_total, None
+
+
+def _squares(x: Tensor, centre: Tensor | None, geometry: Geometry | None) -> Tensor:
+    """(x - c)²; for a convolution without c², so that the zeros of its padding stay zeros."""
+    if centre is None:
+        return x.square()
+    return (x - centre).square() if geometry is None else x * (x - 2 * centre)
 
 
 class _NotNegative(torch.autograd.Function):
@@ -188,19 +199,19 @@ def _window_sum(per_input: Tensor, weight: Tensor, geometry: Geometry | None) ->
 
 
 def _moments(
-    x: Belief, weight: Categorical, bias: Tensor | None, geometry: Geometry | None, centre: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """`M μ + bias` and `S ν + V (μ - centre)²` with as few products as the levels allow."""
+    x: Belief, weight: Categorical, bias: Tensor | None, geometry: Geometry | None, centre: Tensor | None = None,
+    constant: Tensor | float = 0.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`M μ + bias` and `S ν + V (μ - centre)² + constant` with as few products as the levels allow; see `_squares`."""
     mean = mean_of(x)
     input_square = x.constant_square if isinstance(x, Categorical) else None
     weight_square = weight.constant_square
     if weight_square is None and (input_square is None or centre is not None):
-        squares = (mean if centre is None else mean - centre).square()
-        noise, var = product(squares, weight.var, geometry), var_of(x)
+        noise, var = product(_squares(mean, centre, geometry), weight.var, geometry), var_of(x)
         if var is not None:
             noise = noise + product(var, weight.mean.square() + weight.var, geometry)
-        return product(mean, weight.mean, geometry, bias), noise
-    total = _constant_part(x, centre, weight, geometry, input_square, weight_square)
+        return product(mean, weight.mean, geometry, bias), noise + constant
+    total = _constant_part(x, centre, weight, geometry, input_square, weight_square) + constant
     both: tuple[Tensor, Tensor] = _TwoProducts.apply(mean, centre, weight.mean, bias, total, geometry)  # type: ignore[no-untyped-call]
     return both
 
@@ -213,7 +224,7 @@ def _constant_part(
     input_square: float | None,
     weight_square: float | None,
 ) -> Tensor | float:
-    """`Σ S (ν + (μ - centre)²)` where S or ν + μ² is a constant, broadcastable to the output."""
+    """`Σ S (ν + (μ - centre)²)` where S or ν + μ² is a constant, broadcastable to the output; see `_squares`."""
     mean = mean_of(x)
     one_example = mean[..., :1, :] if geometry is None else mean[:1]  # a constant is the same for all examples
     if weight_square is None:
@@ -227,9 +238,12 @@ def _constant_part(
         # ν + (μ - c)² = const - 2 μ c + c²: no square of the batch is kept for backward
         along = mean @ centre.unsqueeze(-1) if centre.dim() == 1 else (mean * centre).sum(-1, keepdim=True)
         return count + weight_square * (centre.square().sum(-1, keepdim=True) - 2 * along)
-    if input_square is not None:  # constant but for the padding
+    if input_square is not None:
+        if centre is not None:
+            return weight_square * _window_sum(input_square - 2 * centre * mean, weight.mean, geometry)
+        # constant but for the padding
         return weight_square * _window_sum(torch.full_like(one_example, input_square), weight.mean, geometry)
-    square, var = (mean if centre is None else mean - centre).square(), var_of(x)
+    square, var = _squares(mean, centre, geometry), var_of(x)
     return weight_square * _window_sum(square if var is None else var + square, weight.mean, geometry)
 
 
@@ -254,11 +268,13 @@ def _moments_within_batch(
         return _moments(x, weight, bias, None, centre)
     if isinstance(x, Tensor) and gathers(x, weight, geometry):
         return moments_of_windows(x, weight, bias, geometry, centre)
-    mean, var = _moments(x, weight, bias, geometry)
-    centre = centre.unflatten(0, (geometry.groups, -1)).repeat_interleave(weight.shape[0] // geometry.groups, 0)
-    noise = weight.var * centre
-    constant = per_unit((noise * centre).flatten(1).sum(-1), geometry)
-    return mean, not_negative(var - product(mean_of(x), 2 * noise, geometry) + constant)
+    middle = channel_centre(centre)
+    square = (
+        middle.square().unflatten(0, (geometry.groups, -1)).repeat_interleave(weight.shape[0] // geometry.groups, 0)
+    )
+    constant = per_unit((weight.var * square).flatten(1).sum(-1), geometry)
+    mean, var = _moments(x, weight, bias, geometry, middle, constant)
+    return mean, not_negative(var)
 
 
 def gathers(x: Tensor, weight: Categorical, geometry: Geometry) -> bool:
@@ -278,8 +294,14 @@ def moments_of_windows(
     read = windows(x, kernel, geometry.stride, geometry.padding, geometry.dilation)  # (N, C, *output, K)
     rows = read.movedim(1, -2).flatten(-2)
     mean = F.linear(rows, weight.mean.flatten(1), bias)
-    var = F.linear((rows - centre.flatten()).square(), weight.var.flatten(1))
+    middle = channel_centre(centre).expand_as(centre).flatten()
+    var = F.linear((rows - middle).square(), weight.var.flatten(1))
     return mean.movedim(-1, 1), var.movedim(-1, 1)  # the channels stay the last in memory
+
+
+def channel_centre(centre: Tensor) -> Tensor:
+    """The mean over the places of the kernel, `(C, *kernel)` to `(C, 1, ...)`."""
+    return centre.mean(tuple(range(1, centre.dim())), keepdim=True)
 
 
 def _moments_in_working_precision(
@@ -369,7 +391,8 @@ def linear(
         if geometry is None:
             return Gaussian.of(result, var)
         correlation = correlation_of_sums(x, weight, centre, statistics, momentum)
-        return Gaussian.of(result, var, Neighbours(correlation ** max(geometry.stride)))
+        once = tuple(1 for _ in geometry.stride)
+        return Gaussian.of(result, var, Neighbours(neighbours.behind_pooling(correlation, once, geometry.stride)))
 
     dtype = half.working_dtype(mean) if _works_in_half(x, weight, geometry) else weight.dtype
     like = weight.mean.new_empty(0, dtype=dtype)
@@ -394,7 +417,7 @@ def correlation_of_sums(
         moments = second - mean.square().mean(), second
         return neighbours.of_sums(inputs, var, centre, moments, known)
 
-    return statistics.correlation(measure, momentum)
+    return statistics.correlation(measure, momentum if x.shape[0] else None)
 
 
 def _common_noise(x: Belief, weight: Categorical, geometry: Geometry | None) -> Tensor | None:
@@ -412,16 +435,22 @@ def _common_noise(x: Belief, weight: Categorical, geometry: Geometry | None) -> 
     common = neighbours.common_weight(weight.mean.flatten(2), correlation, kernel, geometry.dilation)
     if set(geometry.dilation) == {1}:
         return common_noise(x, common, kernel, geometry.padding, geometry.stride, geometry.groups)
-    read = windows(x.var, kernel, geometry.stride, geometry.padding, geometry.dilation).mean(-1)
-    once, still = tuple(1 for _ in kernel), tuple(0 for _ in kernel)
-    return product(read, common.reshape(*common.shape, *once), Geometry(once, still, once, geometry.groups))
+    channels, once, still = x.shape[1], tuple(1 for _ in kernel), tuple(0 for _ in kernel)
+    box = common.new_full((channels, 1, *kernel), 1 / math.prod(kernel))
+    read = product(x.var.to(common.dtype), box, geometry._replace(groups=channels))
+    noise = product(read, common.reshape(*common.shape, *once), Geometry(once, still, once, geometry.groups))
+    return noise * neighbours.inside(correlation, tuple(x.shape[2:]), kernel, geometry).to(noise.dtype)
 
 
 def common_noise(
     x: Gaussian | Categorical, common: Tensor, kernel: tuple[int, ...], padding: tuple[int, ...],
     stride: tuple[int, ...], groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """`neighbours.common_noise` of a belief `(N, C, *spatial)`."""
+    """`neighbours.common_noise` of a belief `(N, C, *spatial)`, as far as the pairs of places lie inside the image."""
     pair = x.level_values if isinstance(x, Categorical) and len(x.level_values) == 2 else None
     var = None if pair is not None else x.var
-    return neighbours.common_noise(x.mean, var, common, Reading(kernel, padding, stride, pair), groups)
+    noise = neighbours.common_noise(x.mean, var, common, Reading(kernel, padding, stride, pair), groups)
+    if not any(padding) or x.neighbours is None:
+        return noise
+    walk = Geometry(stride, padding, tuple(1 for _ in kernel), groups)
+    return noise * neighbours.inside(x.neighbours.correlation, tuple(x.shape[2:]), kernel, walk).to(noise.dtype)

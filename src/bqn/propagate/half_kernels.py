@@ -30,30 +30,30 @@ _CHUNKS = 16  # partial sums over the units, for the gradient of the centre
 
 @triton.jit
 def _inputs_kernel(
-    x_ptr, centre_ptr, noise_ptr, doubt_ptr, rows, channels, width, square, input_square,
-    SHIFTED: tl.constexpr, DOUBLED: tl.constexpr, DOUBT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    x_ptr, centre_ptr, noise_ptr, doubt_ptr, rows, channels, square, input_square,
+    SHIFTED: tl.constexpr, PADDED: tl.constexpr, DOUBT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     known = tl.zeros((ROWS,), tl.float32)
     for start in range(0, channels, CHANNELS):
         channel = start + tl.arange(0, CHANNELS)
         mask = (row < rows)[:, None] & (channel < channels)[None, :]
-        read = tl.load(x_ptr + row.to(tl.int64)[:, None] * channels + channel[None, :], mask=mask, other=0.0)
-        x = read.to(tl.float32)
+        where = row.to(tl.int64)[:, None] * channels + channel[None, :]
+        x = tl.load(x_ptr + where, mask=mask, other=0.0).to(tl.float32)
         known += tl.sum(x * x, 1)
-        out = noise_ptr + row.to(tl.int64)[:, None] * width + channel[None, :]
         if SHIFTED:
-            x -= tl.load(centre_ptr + channel, mask=channel < channels, other=0.0)[None, :]
-        tl.store(out, x * x, mask=mask)
-        if DOUBLED:
-            tl.store(out + channels, read, mask=mask)
+            centre = tl.load(centre_ptr + channel, mask=channel < channels, other=0.0)[None, :]
+            noise = x * (x - 2 * centre) if PADDED else (x - centre) * (x - centre)
+        else:
+            noise = x * x
+        tl.store(noise_ptr + where, noise, mask=mask)
     if DOUBT:
         tl.store(doubt_ptr + row, square * (input_square * channels - known), mask=row < rows)
 
 
 @triton.jit
 def _weights_kernel(
-    weight_ptr, centre_ptr, mean_ptr, noise_ptr, constant_ptr, channels, kernel, width, square,
+    weight_ptr, square_ptr, mean_ptr, noise_ptr, constant_ptr, channels, kernel, square,
     CENTRED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     unit = tl.program_id(0)
@@ -67,12 +67,9 @@ def _weights_kernel(
         mean = tl.load(weight_ptr + unit * size + source, mask=mask, other=0.0)
         noise = tl.where(mask, square - mean * mean, 0.0)
         tl.store(mean_ptr + unit * size + index, mean, mask=mask)
-        out = noise_ptr + (unit * kernel + offset) * width + channel
-        tl.store(out, noise, mask=mask)
+        tl.store(noise_ptr + unit * size + index, noise, mask=mask)
         if CENTRED:
-            centre = tl.load(centre_ptr + source, mask=mask, other=0.0)
-            tl.store(out + channels, -2 * noise * centre, mask=mask)
-            constant += noise * centre * centre
+            constant += noise * tl.load(square_ptr + source, mask=mask, other=0.0)
     if CENTRED:
         tl.store(constant_ptr + unit, tl.sum(constant, 0))
 
@@ -93,23 +90,21 @@ def _finish_kernel(
 
 @triton.jit
 def _by_input_kernel(
-    by_mean_ptr, by_noise_ptr, x_ptr, centre_ptr, doubt_ptr, out_ptr, down_ptr, rows, channels, width, square,
-    SHIFTED: tl.constexpr, DOUBLED: tl.constexpr, DOUBT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    by_mean_ptr, by_noise_ptr, x_ptr, centre_ptr, doubt_ptr, out_ptr, down_ptr, rows, channels, square,
+    SHIFTED: tl.constexpr, PADDED: tl.constexpr, DOUBT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     mask = (row < rows)[:, None] & (channel < channels)[None, :]
     where = row.to(tl.int64)[:, None] * channels + channel[None, :]
-    noise_where = by_noise_ptr + row.to(tl.int64)[:, None] * width + channel[None, :]
     x = tl.load(x_ptr + where, mask=mask, other=0.0).to(tl.float32)
-    by_noise = tl.load(noise_where, mask=mask, other=0.0).to(tl.float32)
+    by_noise = tl.load(by_noise_ptr + where, mask=mask, other=0.0).to(tl.float32)
     grad = tl.load(by_mean_ptr + where, mask=mask, other=0.0).to(tl.float32)
-    if DOUBLED:
-        grad += tl.load(noise_where + channels, mask=mask, other=0.0).to(tl.float32)
     if SHIFTED:
         centre = tl.load(centre_ptr + channel, mask=channel < channels, other=0.0)[None, :]
         pull = tl.where(mask, 2 * (x - centre) * by_noise, 0.0)
-        tl.store(down_ptr + tl.program_id(0) * channels + channel, -tl.sum(pull, 0), mask=channel < channels)
+        by_centre = tl.where(mask, 2 * x * by_noise, 0.0) if PADDED else pull
+        tl.store(down_ptr + tl.program_id(0) * channels + channel, -tl.sum(by_centre, 0), mask=channel < channels)
     else:
         pull = 2 * x * by_noise
     if DOUBT:
@@ -119,27 +114,26 @@ def _by_input_kernel(
 
 @triton.jit
 def _by_weight_kernel(
-    by_mean_ptr, by_noise_ptr, weight_ptr, centre_ptr, unit_ptr, out_ptr, down_ptr, units, channels, kernel, width,
+    by_mean_ptr, by_noise_ptr, weight_ptr, square_ptr, unit_ptr, out_ptr, down_ptr, units, channels, kernel,
     square, each, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     chunk, size = tl.program_id(1), channels * kernel
     mask = index < size
     channel, offset = index // kernel, index % kernel
-    centre, down = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    constant, down = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     if CENTRED:
-        centre = tl.load(centre_ptr + index, mask=mask, other=0.0)
+        constant = tl.load(square_ptr + index, mask=mask, other=0.0)
     for unit in range(chunk * each, tl.minimum((chunk + 1) * each, units)):
         start = unit * size
         mean = tl.load(weight_ptr + start + index, mask=mask, other=0.0)
-        grad = tl.load(by_mean_ptr + start + offset * channels + channel, mask=mask, other=0.0).to(tl.float32)
-        noise_where = by_noise_ptr + (unit * kernel + offset) * width + channel
-        by_noise = tl.load(noise_where, mask=mask, other=0.0).to(tl.float32)
+        where = start + offset * channels + channel
+        grad = tl.load(by_mean_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        by_noise = tl.load(by_noise_ptr + where, mask=mask, other=0.0).to(tl.float32)
         if CENTRED:
-            along = tl.load(noise_where + channels, mask=mask, other=0.0).to(tl.float32)
             in_all = tl.load(unit_ptr + unit)
-            by_noise += centre * (in_all * centre - 2 * along)
-            down += 2 * (square - mean * mean) * (in_all * centre - along)
+            by_noise += in_all * constant
+            down += in_all * (square - mean * mean)
         tl.store(out_ptr + start + index, grad - 2 * mean * by_noise, mask=mask)
     if CENTRED:
         tl.store(down_ptr + chunk * size + index, down, mask=mask)
@@ -157,38 +151,41 @@ def _like(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def _noise_inputs(
-    x: Tensor, centre: Tensor | None, weight_square: float, input_square: float | None, geometry: Geometry | None
+    x: Tensor, middle: Tensor | None, weight_square: float, input_square: float | None, geometry: Geometry | None
 ) -> tuple[Tensor, Tensor]:
     """What meets the noise of the weights, and per row a² Σ ν (empty for inputs that are known)."""
-    channels, shifted = x.shape[1], centre is not None and geometry is None
-    width = channels if centre is None or geometry is None else 2 * channels
+    channels = x.shape[1]
     rows = x.numel() // channels
-    noise = _like((x.shape[0], width, *x.shape[2:]), x.dtype, x.device)
+    noise = torch.empty_like(x)
     doubt = torch.empty((x.shape[0], 1, *x.shape[2:]) if input_square is not None else 0, device=x.device)
     tile = _tile(channels, rows)
     _inputs_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
-        x, centre if shifted else x, noise, doubt, rows, channels, width, weight_square,
-        0.0 if input_square is None else input_square, SHIFTED=shifted, DOUBLED=width > channels,
+        x, x if middle is None else middle, noise, doubt, rows, channels, weight_square,
+        0.0 if input_square is None else input_square, SHIFTED=middle is not None, PADDED=geometry is not None,
         DOUBT=input_square is not None, **tile,
     )  # fmt: skip
     return noise, doubt
 
 
 def _noise_weights(
-    weight: Tensor, centre: Tensor | None, weight_square: float, dtype: torch.dtype, geometry: Geometry | None
+    weight: Tensor, constant_square: Tensor | None, weight_square: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """M rounded, what meets the inputs' noise, and its constant part per unit (empty without one)."""
-    units, channels, *kernel = weight.shape
-    centred = centre is not None and geometry is not None
-    width = 2 * channels if centred else channels
-    mean = _like((units, channels, *kernel), dtype, weight.device)
-    noise = _like((units, width, *kernel), dtype, weight.device)
-    constant = torch.empty(units if centred else 0, device=weight.device)
-    _weights_kernel[(units,)](
-        weight, centre if centred else weight, mean, noise, constant, channels, weight.shape[2:].numel(), width,
-        weight_square, CENTRED=centred, BLOCK=_BLOCK,
+    """M rounded, V rounded, and per unit what V makes of the constant square (empty without one)."""
+    centred = constant_square is not None
+    mean, noise = (_like(tuple(weight.shape), dtype, weight.device) for _ in range(2))
+    constant = torch.empty(weight.shape[0] if centred else 0, device=weight.device)
+    _weights_kernel[(weight.shape[0],)](
+        weight, weight if constant_square is None else constant_square, mean, noise, constant, weight.shape[1],
+        weight.shape[2:].numel(), weight_square, CENTRED=centred, BLOCK=_BLOCK,
     )  # fmt: skip
     return mean, noise, constant
+
+
+def _centres(centre: Tensor | None, geometry: Geometry | None) -> tuple[Tensor | None, Tensor | None]:
+    """The centre of each channel, and the constant square of a convolution."""
+    if centre is None or geometry is None:
+        return None if centre is None else centre.contiguous(), None
+    return half._middle(centre, geometry).contiguous(), half._constant_square(centre).contiguous()
 
 
 def forward(
@@ -196,9 +193,10 @@ def forward(
     geometry: Geometry | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `half.moments`, from an x of half precision, contiguous or channels last, and a float32 weight and centre."""
-    weight, centre = weight.contiguous(), None if centre is None else centre.contiguous()
-    noise_input, doubt = _noise_inputs(x, centre, weight_square, input_square, geometry)
-    low, noise_weight, constant = _noise_weights(weight, centre, weight_square, x.dtype, geometry)
+    weight = weight.contiguous()
+    middle, constant_square = _centres(centre, geometry)
+    noise_input, doubt = _noise_inputs(x, middle, weight_square, input_square, geometry)
+    low, noise_weight, constant = _noise_weights(weight, constant_square, weight_square, x.dtype)
     mean, var = half.product(x, low, geometry), half.product(noise_input, noise_weight, geometry)
     if input_square is not None:
         doubt = half._window_sum(doubt, weight, geometry).contiguous()
@@ -215,58 +213,62 @@ def backward(
     input_square: float | None, geometry: Geometry | None, need_x: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:  # fmt: skip
     """Gradients by x, by the weight in float32, and by the centre."""
-    weight, centre = weight.contiguous(), None if centre is None else centre.contiguous()
-    noise_input, _ = _noise_inputs(x, centre, weight_square, None, geometry)
-    low, noise_weight, _ = _noise_weights(weight, centre, weight_square, x.dtype, geometry)
+    weight = weight.contiguous()
+    middle, constant_square = _centres(centre, geometry)
+    noise_input, _ = _noise_inputs(x, middle, weight_square, None, geometry)
+    low, noise_weight, _ = _noise_weights(weight, constant_square, weight_square, x.dtype)
     by_mean, mean_weight = half.transposed(grad_mean, x, low, geometry, need_x)
     by_noise, var_weight = half.transposed(grad_var, noise_input, noise_weight, geometry, need_x)
     grad_x = grad_centre = None
     if by_mean is not None and by_noise is not None:
         by_mean, by_noise = _dense(by_mean, geometry), _dense(by_noise, geometry)
         grad_x, grad_centre = _by_input(
-            by_mean, by_noise, grad_var, x, weight, centre, weight_square, input_square, geometry
+            by_mean, by_noise, grad_var, x, weight, middle, weight_square, input_square, geometry
         )
-    shifted = centre is not None and geometry is not None
-    grad_weight, down = _by_weight(
-        _dense(mean_weight, geometry), _dense(var_weight, geometry), grad_var, weight, centre if shifted else None,
-        weight_square,
-    )  # fmt: skip
-    return grad_x, grad_weight, down if shifted else grad_centre
+    grad_weight, shared = _by_weight(
+        _dense(mean_weight, geometry), _dense(var_weight, geometry), grad_var, weight, constant_square, weight_square
+    )
+    if grad_centre is not None and shared is not None and centre is not None:
+        grad_centre = half.by_centre(grad_centre, shared, centre)
+    return grad_x, grad_weight, grad_centre
 
 
 def _by_input(
-    by_mean: Tensor, by_noise: Tensor, grad_var: Tensor, x: Tensor, weight: Tensor, centre: Tensor | None,
+    by_mean: Tensor, by_noise: Tensor, grad_var: Tensor, x: Tensor, weight: Tensor, middle: Tensor | None,
     weight_square: float, input_square: float | None, geometry: Geometry | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    channels, shifted = x.shape[1], centre is not None and geometry is None
+    """By x, and by the centre of each channel through the inputs."""
+    channels = x.shape[1]
     rows, tile = x.numel() // channels, _tile(channels, x.numel() // channels)
     blocks = triton.cdiv(rows, tile["ROWS"])
     doubt = x
     if input_square is not None:
         doubt = half._window_sum_transposed(grad_var, x, weight, geometry).contiguous()
-    down = torch.empty((blocks, channels) if shifted else 0, device=x.device)
+    down = torch.empty((blocks, channels) if middle is not None else 0, device=x.device)
     out = torch.empty_like(x)
     _by_input_kernel[(blocks, triton.cdiv(channels, tile["CHANNELS"]))](
-        by_mean, by_noise, x, centre if shifted else x, doubt, out, down, rows, channels, by_noise.shape[1],
-        weight_square, SHIFTED=shifted, DOUBLED=by_noise.shape[1] > channels, DOUBT=input_square is not None, **tile,
+        by_mean, by_noise, x, x if middle is None else middle, doubt, out, down, rows, channels, weight_square,
+        SHIFTED=middle is not None, PADDED=geometry is not None, DOUBT=input_square is not None, **tile,
     )  # fmt: skip
-    return out, down.sum(0) if shifted else None
+    return out, None if middle is None else down.sum(0)
 
 
 def _by_weight(
-    by_mean: Tensor, by_noise: Tensor, grad_var: Tensor, weight: Tensor, centre: Tensor | None, weight_square: float
-) -> tuple[Tensor, Tensor | None]:
+    by_mean: Tensor, by_noise: Tensor, grad_var: Tensor, weight: Tensor, constant_square: Tensor | None,
+    weight_square: float,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """By the weight, and by the constant square."""
     units, channels, size = weight.shape[0], weight.shape[1], weight.shape[1:].numel()
-    chunks = _CHUNKS if centre is not None else min(units, 128)
-    in_all = weight if centre is None else grad_var.sum((0, 2, 3), dtype=torch.float32)
-    down = torch.empty((chunks, *weight.shape[1:]) if centre is not None else 0, device=weight.device)
+    centred = constant_square is not None
+    chunks = _CHUNKS if centred else min(units, 128)
+    in_all = grad_var.sum((0, 2, 3), dtype=torch.float32) if centred else weight
+    down = torch.empty((chunks, *weight.shape[1:]) if centred else 0, device=weight.device)
     out = torch.empty_like(weight)
     _by_weight_kernel[(triton.cdiv(size, 256), chunks)](
-        by_mean, by_noise, weight, weight if centre is None else centre, in_all, out, down, units, channels,
-        weight.shape[2:].numel(), by_noise.shape[1], weight_square, triton.cdiv(units, chunks),
-        CENTRED=centre is not None, BLOCK=256,
+        by_mean, by_noise, weight, weight if constant_square is None else constant_square, in_all, out, down, units,
+        channels, weight.shape[2:].numel(), weight_square, triton.cdiv(units, chunks), CENTRED=centred, BLOCK=256,
     )  # fmt: skip
-    return out, None if centre is None else down.sum(0)
+    return out, down.sum(0) if centred else None
 
 
 def _dense(tensor: Tensor, geometry: Geometry | None) -> Tensor:

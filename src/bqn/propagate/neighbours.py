@@ -16,15 +16,17 @@ and enters
     average         mean r^d within a window, times the variance, instead of 1/n
     maximum         P(max ≤ q) = r̄ min P(x ≤ q) + (1 - r̄) Π P(x ≤ q)    r̄: mean r^d of two inputs of a window
 
-The first is the covariance of M · x, but for taking the variances within a window to be alike; for n inputs of equal
-marginals on two levels the last has their pairwise correlations. One number a layer is a coarse summary: means over
-channels, places and examples stand for each of them (`bqn faithfulness` shows what is left of the error).
+The first is the covariance of M · x, but for taking the variances within a window to be alike, which counts a little
+too much where they are not; for n inputs of equal marginals on two levels the last has their pairwise correlations. One
+number a layer is a coarse summary: means over channels, places and examples stand for each of them (`bqn faithfulness`
+shows what is left of the error). Dropout, products, random thresholds, probabilistic pooling and sums of two
+Categoricals drop it, and so do exact sums and averages that were asked for by name.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +34,10 @@ from torch import Tensor
 
 from bqn.propagate import batch
 from bqn.propagate.pooling import strided_average
-from bqn.propagate.windows import padded
+from bqn.propagate.windows import padded, windows
+
+if TYPE_CHECKING:
+    from bqn.propagate.clt import Geometry
 
 _MOST = 0.999  # beyond it the arc sine is too steep for numbers that are estimated
 
@@ -152,6 +157,20 @@ def common_weight(
     apart = matrix(correlation.to(mean.dtype), sizes, steps)
     apart = apart - torch.eye(apart.shape[0], dtype=apart.dtype, device=apart.device)
     return (mean @ apart * mean).sum(-1)
+
+
+def inside(correlation: Tensor, sizes: tuple[int, ...], kernel: tuple[int, ...], geometry: Geometry) -> Tensor:
+    """How much of G counts at each output: pairs of places of which one lies in the padding have nothing in common.
+
+    `(1, 1, *out)`, relative to the share of the places that lie inside, which ν̄ knows of already.
+    """
+    image = correlation.new_ones((1, 1, *sizes))
+    marks = windows(image, kernel, geometry.stride, geometry.padding, geometry.dilation)
+    apart = matrix(correlation, kernel, geometry.dilation)
+    apart = apart - torch.eye(apart.shape[0], dtype=apart.dtype, device=apart.device)
+    pairs = (marks @ apart * marks).sum(-1)
+    whole = apart.sum() * marks.mean(-1)
+    return torch.where(whole > 0, pairs / torch.where(whole > 0, whole, 1.0), 1.0)
 
 
 class Reading(NamedTuple):

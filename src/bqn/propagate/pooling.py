@@ -160,7 +160,7 @@ def maximum_categorical(x: Categorical, absent: Tensor | None = None, together: 
 def maximum_gaussian(x: Gaussian, absent: Tensor | None = None, together: Tensor | None = None) -> Gaussian:
     """A normal law for the largest of K normal variables, matched in mean and variance pair by pair (Clark 1961).
 
-    `together` is the correlation of each pair; zero by default, for independent ones.
+    `together` is the correlation of each pair, also of the largest so far with the next; zero by default.
 
     Exact moments for K = 2. Beyond that each intermediate maximum is taken as normal: for four inputs of random
     variances the mean is off by up to 3 % of a deviation and the variance by 5 % on average, 16 % at worst.

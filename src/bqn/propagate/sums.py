@@ -24,7 +24,8 @@ from bqn.levels import MAX_SUPPORT, Levels, combine_levels, lattice_index, latti
 from bqn.propagate import averaged, clt, contraction, fourier
 from bqn.propagate.windows import windows
 
-METHODS = ("auto", "contract", "fft", "clt")
+EXACT = ("contract", "fft")
+METHODS = ("auto", *EXACT, "clt")
 
 # Chosen by cost: up to three terms one contraction is cheaper than two transforms; up to 32 terms (a 5 × 5 depth-wise
 # kernel, any usual pooling) the exact law costs about as much as a few CLT layers and the CLT is still off by percents.

@@ -54,7 +54,7 @@ def _quantize_categorical(x: Categorical, levels: Levels, thresholds: Levels) ->
     if position == tuple(range(len(levels))):
         if levels == x.level_values:
             return x
-        return Categorical.of(levels, probs=x.probs)
+        return Categorical.of(levels, probs=x.probs, neighbours=x.neighbours)
     target = index_tensor(position, x.probs)
     probs = x.probs.new_zeros((*x.probs.shape[:-1], len(levels))).index_add(-1, target, x.probs)
     return Categorical.of(levels, probs=probs)
@@ -94,8 +94,9 @@ def shift(x: Belief, offset: float) -> Belief:
     if isinstance(x, Tensor):
         return x + offset
     if isinstance(x, Gaussian):
-        return Gaussian.of(x.mean + offset, x.var)
-    return Categorical.of(tuple(level + offset for level in x.level_values), probs=x.probs)
+        return Gaussian.of(x.mean + offset, x.var, x.neighbours)
+    shifted = tuple(level + offset for level in x.level_values)
+    return Categorical.of(shifted, probs=x.probs, neighbours=x.neighbours)
 
 
 def _probs(law: Tensor | Categorical, levels: Levels) -> Tensor:
