@@ -6,7 +6,7 @@ In bfloat16 on a CUDA device, as CUDA graphs and over buffers in turn, so that n
 
 - 4096³ and the linear layers of the MLP, CNN and VGG at batch 100, 512 and 4096;
 - the convolutions of the CNN and VGG, channels last, at batch 100 and 512, with the centre that batch norm asks for. It
-  is a third product, which the floor does not have; "uncentred" is without.
+  costs no product of its own; "uncentred" is without.
 
 The floor is two products of the library, six for forward and backward. Beside it `half.moments` in four forms: plain
 torch passes around products of the library; the same with Triton for all that is done element by element

@@ -89,6 +89,26 @@ def test_conv_before_batch_norm_centres_every_channel(padding: int, groups: int)
     assert_close(conv.input_centre.flatten(), 0.1 * centre)
 
 
+def test_one_centre_for_all_kernel_offsets_is_nearly_right() -> None:
+    """The variance within the batch is S*ν + V*(μ - μ̄_k)²; with one centre a channel it is hardly more."""
+    torch.manual_seed(0)
+    x = F.interpolate(torch.randn(32, 3, 6, 6), (16, 16), mode="bicubic")
+    body = bqn.models.vgg((3, 16, 16), 3, channels=(16, 16), hidden=8).body
+    ratios = []
+    with torch.no_grad():
+        for layer in body[:-4]:
+            if isinstance(layer, bqn.nn.Conv2d) and not isinstance(x, torch.Tensor):
+                plain = bqn.Categorical.of(bqn.BINARY, mean=x.mean)
+                read_mean, read_var = (F.unfold(part, 3, padding=1) for part in (plain.mean, plain.var))
+                noise = layer.weight.var.flatten(1)
+                distance = (read_mean - read_mean.mean((0, 2), keepdim=True)).square()
+                exact = torch.einsum("oe,nel->nol", noise, distance) + read_var.sum(1, keepdim=True)
+                ratios.append(float(layer(plain).within_batch(0.1).var.mean() / exact.mean()))
+            x = layer(x)
+    assert len(ratios) == 3
+    assert all(1 <= ratio < 1.005 for ratio in ratios)
+
+
 def test_running_centre_makes_evaluation_batch_independent() -> None:
     body = bqn.nn.Sequential(bqn.nn.Linear(30, 6), bqn.nn.BatchNorm1d(6)).double()
     for _ in range(200):

@@ -11,7 +11,7 @@ of μ over the batch that is S ν + V (μ - μ̄)², and no bias variance. What 
 In a convolution μ̄ depends on the place in the kernel, since the places see different borders and padding. Its mean c
 over the places stands for all of them: V (μ - c)² = V μ (μ - 2c) + V c², where the padding is zero in the product, and
 one product is saved. That counts V (μ̄ - c)² too much, which is little: a kernel of three sees 31 of 32 columns at its
-edge.
+edge (`tests/nn/test_norm.py` has how little).
 
 Where either the weights or the inputs are ±a, one of S and ν + μ² is constant, and what remains is one product of
 squares: two products in all, where a naive layer needs three. `_TwoProducts` forms the squares on the fly, so that
@@ -263,7 +263,7 @@ def batch_centre(mean: Tensor, kernel: tuple[int, ...], geometry: Geometry | Non
 def _moments_within_batch(
     x: Belief, weight: Categorical, bias: Tensor | None, geometry: Geometry | None, centre: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The moments with `V (μ - centre)²`, where a convolution's centre depends on the kernel offset."""
+    """The moments with `V (μ - c)²`, c the centre, in a convolution that of each channel."""
     if geometry is None:
         return _moments(x, weight, bias, None, centre)
     if isinstance(x, Tensor) and gathers(x, weight, geometry):
@@ -281,7 +281,7 @@ def gathers(x: Tensor, weight: Categorical, geometry: Geometry) -> bool:
     """Whether a convolution is better done as a matrix product: an image of few channels on a GPU.
 
     Convolution libraries are made for many channels; and where the windows lie side by side, the centre can be taken
-    out of each of them, which saves the third product.
+    out of each of them before squaring.
     """
     return x.is_cuda and geometry.groups == 1 and weight.shape[1:].numel() <= _GATHER_UP_TO and not x.requires_grad
 
