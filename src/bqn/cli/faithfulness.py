@@ -33,15 +33,18 @@ bqn faithfulness runs/mnist --figure faithfulness.svg --ood fashion-mnist,kmnist
 
 _NOTES = (
     "means: root mean square error of mean field's means, in standard deviations of sampled networks; variances: mean "
-    "field's over theirs. Correlations, which mean field takes to be zero: of neighbours in a channel, of any two "
-    "positions in it, and of units or channels (root mean square)."
+    "field's over theirs. Correlations in the sampled networks: of neighbours in a channel, of any two positions in "
+    "it, and of units or channels (root mean square)."
 )
 
 
 def faithfulness(
     run: RunFolderArgument,
     samples: Annotated[
-        str, typer.Option("--samples", metavar="N,N,…", help="How many networks to average; the largest is drawn.")
+        str,
+        typer.Option(
+            "--samples", metavar="N,N,…", help="How many networks to average; the largest, 3 or more, is drawn."
+        ),
     ] = ",".join(map(str, COUNTS)),
     examples: Annotated[
         int | None,
@@ -78,7 +81,7 @@ def faithfulness(
 
     Predictions: NLL and error of averages over few and many networks, all cut from the same ones; with batch norm, also
     with statistics of their own (recalibrated). Layers: how far mean field's means and variances are off, and the
-    correlations that it takes to be zero.
+    correlations in the sampled networks.
 
     In the JSON object, nll is in nats, error and ece are fractions.
     """
