@@ -13,6 +13,7 @@ from torch.testing import assert_close
 import bqn
 from bqn.beliefs import Categorical, Gaussian
 from bqn.propagate import averaged, clt, half
+from bqn.propagate.windows import over_places
 
 
 def _pooled(x: Categorical | Tensor, conv: bqn.nn.Conv2d, window: int = 2, stride: int | None = None) -> Gaussian:
@@ -106,7 +107,7 @@ def _by_the_formula(
     joint = pool(F.pad(weight.mean, [window - 1] * 2 * dims), window, 1).square()  # type: ignore[operator]
     result = convolve(squares, noise, stride=stride) + convolve(var, joint, stride=stride)
     if centre is not None:
-        middle = clt.channel_centre(centre)
+        middle = over_places(centre)
         constant = (noise * middle.square()).flatten(1).sum(1).reshape(-1, *(1 for _ in range(dims)))
         result = result - 2 * convolve(box, noise * middle, stride=stride) + constant
     return convolve(box, weight.mean, stride=stride), result

@@ -24,7 +24,7 @@ from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
 from bqn.propagate import clt, half, neighbours
 from bqn.propagate.neighbours import Neighbours
 from bqn.propagate.pooling import running_average
-from bqn.propagate.windows import padded
+from bqn.propagate.windows import over_places, padded
 
 
 class Convolution(NamedTuple):
@@ -181,7 +181,7 @@ class _Averaged(torch.autograd.Function):
 
 def _common(centre: Tensor | None, mean: Tensor) -> Tensor | None:
     """The centre of each channel in the dtype of the inputs; taken out before squaring, it leaves little to cancel."""
-    return None if centre is None else clt.channel_centre(centre).to(mean.dtype)
+    return None if centre is None else over_places(centre).to(mean.dtype)
 
 
 def _inputs(mean: Tensor, var: Tensor | None, common: Tensor | None, rule: _Rule) -> tuple[Tensor, Tensor | None]:

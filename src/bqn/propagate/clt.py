@@ -31,7 +31,7 @@ from torch import Tensor
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
 from bqn.propagate import half, neighbours
 from bqn.propagate.neighbours import Neighbours, Reading
-from bqn.propagate.windows import output_size, windows
+from bqn.propagate.windows import output_size, over_places, windows
 
 # Largest fan-in of a convolution whose windows are gathered.
 _GATHER_UP_TO = 128
@@ -268,7 +268,7 @@ def _moments_within_batch(
         return _moments(x, weight, bias, None, centre)
     if isinstance(x, Tensor) and gathers(x, weight, geometry):
         return moments_of_windows(x, weight, bias, geometry, centre)
-    middle = channel_centre(centre)
+    middle = over_places(centre)
     square = (
         middle.square().unflatten(0, (geometry.groups, -1)).repeat_interleave(weight.shape[0] // geometry.groups, 0)
     )
@@ -294,14 +294,9 @@ def moments_of_windows(
     read = windows(x, kernel, geometry.stride, geometry.padding, geometry.dilation)  # (N, C, *output, K)
     rows = read.movedim(1, -2).flatten(-2)
     mean = F.linear(rows, weight.mean.flatten(1), bias)
-    middle = channel_centre(centre).expand_as(centre).flatten()
+    middle = over_places(centre).expand_as(centre).flatten()
     var = F.linear((rows - middle).square(), weight.var.flatten(1))
     return mean.movedim(-1, 1), var.movedim(-1, 1)  # the channels stay the last in memory
-
-
-def channel_centre(centre: Tensor) -> Tensor:
-    """The mean over the places of the kernel, `(C, *kernel)` to `(C, 1, ...)`."""
-    return centre.mean(tuple(range(1, centre.dim())), keepdim=True)
 
 
 def _moments_in_working_precision(

@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian
+from bqn.propagate.windows import over_places, padded
 
 if TYPE_CHECKING:
     from bqn.propagate.clt import Geometry
@@ -197,7 +198,7 @@ class _HalfMoments(torch.autograd.Function):
 
 def _middle(centre: Tensor, geometry: Geometry | None) -> Tensor:
     """The centre of a channel: that of a feature, or the mean over the kernel, `(C, 1, 1)`."""
-    return centre if geometry is None else centre.mean((1, 2), keepdim=True)
+    return centre if geometry is None else over_places(centre)
 
 
 def _noise_input(x: Tensor, centre: Tensor | None, geometry: Geometry | None) -> Tensor:
@@ -210,7 +211,7 @@ def _noise_input(x: Tensor, centre: Tensor | None, geometry: Geometry | None) ->
 
 def _constant_square(centre: Tensor) -> Tensor:
     """c² of each channel, for each place of the kernel: `(C, *kernel)`."""
-    return centre.mean((1, 2), keepdim=True).square().expand_as(centre)
+    return over_places(centre).square().expand_as(centre)
 
 
 def by_centre(by_middle: Tensor, shared: Tensor, centre: Tensor) -> Tensor:
@@ -222,8 +223,8 @@ def by_centre(by_middle: Tensor, shared: Tensor, centre: Tensor) -> Tensor:
     shared : Tensor `(C, *kernel)`, by the constant square
     centre : Tensor `(C, *kernel)`
     """
-    through = 2 * centre.mean((1, 2)) * shared.sum((1, 2))
-    return ((by_middle + through) / centre[0].numel()).reshape(-1, 1, 1).expand_as(centre)
+    through = 2 * over_places(centre) * shared.sum((1, 2), keepdim=True)
+    return ((by_middle.reshape(-1, 1, 1) + through) / centre[0].numel()).expand_as(centre)
 
 
 def kernels_take(x: Tensor, weight: Tensor) -> bool:
@@ -296,7 +297,7 @@ def transposed(
 def _window_sum(doubt: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
     if geometry is None:
         return doubt
-    return F.avg_pool2d(_padded(doubt, geometry), tuple(weight.shape[2:]), geometry.stride, divisor_override=1)
+    return F.avg_pool2d(padded(doubt, geometry.padding), tuple(weight.shape[2:]), geometry.stride, divisor_override=1)
 
 
 def _window_sum_transposed(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
@@ -310,8 +311,3 @@ def _window_sum_transposed(grad: Tensor, x: Tensor, weight: Tensor, geometry: Ge
         per_place, like, tuple(weight.shape[2:]), geometry.stride, (0, 0), False, True, 1
     )
     return whole[..., top : top + height, left : left + width]
-
-
-def _padded(image: Tensor, geometry: Geometry) -> Tensor:
-    top, left = geometry.padding
-    return F.pad(image, (left, left, top, top))

@@ -50,3 +50,8 @@ def output_size(size: int, kernel: int, stride: int, padding: int, dilation: int
 def padded(tensor: Tensor, padding: tuple[int, ...]) -> Tensor:
     """With zeros around the last dimensions, as many on both sides of each; a negative number cuts off."""
     return F.pad(tensor, [side for size in reversed(padding) for side in (size, size)])
+
+
+def over_places(per_place: Tensor) -> Tensor:
+    """The mean over the places of a kernel, `(C, *kernel)` to `(C, 1, ...)`."""
+    return per_place.mean(tuple(range(1, per_place.dim())), keepdim=True)
