@@ -118,8 +118,8 @@ IDEAS: Mapping[str, Idea] = {
     "exponential": _short(
         "the paper's learning rate, 0.01 × 0.98 an epoch", learning_rate=1e-2, lr_schedule="exponential", lr_decay=0.98
     ),
-    "lam-to-zero": _short("λ falls to zero along a cosine", lam_schedule="decay", lam_end=0.0),
-    "warm-up": _short("λ = -1e-4 for the first five epochs, as in the paper", lam_schedule="warm-up"),
+    "constant-lam": _short("λ stays as it is instead of falling to zero", lam_schedule="constant"),
+    "warm-up": _short("λ = -1e-4 for the first five epochs, as in the paper, then constant", lam_schedule="warm-up"),
     "no-batch-norm": _short("no batch norm", _MLPS, batch_norm=False),
     "tilted": Idea("the tilted bound", {"bound": "tilted"}, recipe="paper"),
     "signal": Idea("our start", {"init": "signal"}, recipe="paper"),
