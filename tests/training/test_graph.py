@@ -1,5 +1,7 @@
 """Several steps without a look between them, recorded on a GPU, against the same steps one by one."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,20 @@ def test_half_precision_learns_as_much(model: str, device: str, monkeypatch: pyt
     full, half = reached
     assert full < 0.5
     assert half == pytest.approx(full, rel=0.3, abs=0.03)
+
+
+class Ring:
+    """Garbage that only the collector finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_garbage_waits_until_the_recording_is_done() -> None:
+    before = weakref.ref(Ring())
+    with graph.nothing_collected():
+        assert before() is None, "what was garbage before is freed before"
+        during = weakref.ref(Ring())
+        rings = [Ring() for _ in range(10_000)]  # enough for the collector to come by itself
+        assert len(rings) == 10_000 and during() is not None
+    assert gc.isenabled()

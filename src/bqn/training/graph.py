@@ -8,7 +8,9 @@ one graph, so that they share the GPU; each branch is exactly the step that the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -124,7 +126,7 @@ class Recording:
         for trainer in self.trainers:
             graph.register_generator_state(trainer.state.augmentation)
         pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-        with torch.cuda.graph(graph, pool=pool):
+        with nothing_collected(), torch.cuda.graph(graph, pool=pool):
             self._branches(size)
         return graph
 
@@ -136,6 +138,19 @@ class Recording:
                 _step(trainer, schedule, size)
         for stream in self.streams:
             main.wait_stream(stream)
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Keep the garbage collector away: a graph of an earlier run that it frees while another is recorded ends that."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _step(trainer: Trainer, schedule: Schedule, size: int) -> None:
