@@ -107,5 +107,6 @@ def test_garbage_waits_until_the_recording_is_done() -> None:
         assert before() is None, "what was garbage before is freed before"
         during = weakref.ref(Ring())
         rings = [Ring() for _ in range(10_000)]  # enough for the collector to come by itself
-        assert len(rings) == 10_000 and during() is not None
+        assert len(rings) == 10_000
+        assert during() is not None
     assert gc.isenabled()
