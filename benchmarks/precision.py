@@ -2,9 +2,9 @@
 
     python benchmarks/precision.py [--runs mlp:mnist:60:2 cnn:mnist:40:2 vgg:cifar10:10:1] [--out precision.json]
 
-A run is MODEL:DATA:EPOCHS:SEEDS of the recipe `best`; its schedules are stretched over the epochs. Both precisions start
-from the same seeds and see the same batches and shifts. Judged on validation examples by the best epoch: NLL in 1e-3
-nats / error in percent of the analytic prediction, of five sampled networks and of the most probable one, both
+A run is MODEL:DATA:EPOCHS:SEEDS of the recipe `best`; its schedules are stretched over the epochs. Both precisions
+start from the same seeds and see the same batches and shifts. Judged on validation examples by the best epoch: NLL in
+1e-3 nats / error in percent of the analytic prediction, of five sampled networks and of the most probable one, both
 recalibrated. "Full" is float32 with products in TF32 on a card that has it, as every run without `--mixed-precision`.
 """
 
