@@ -210,6 +210,27 @@ def test_recalibrate_sets_statistics_and_leaves_modes_alone() -> None:
     assert batched.body[2].momentum == 0.1
 
 
+def test_recalibrate_gives_a_network_with_posteriors_the_statistics_of_its_weights() -> None:
+    """What one pass in training mode measures, if nothing of the past is kept: centres and correlations too."""
+    net = bqn.models.cnn((1, 8, 8), 3, channels=(4, 4), hidden=8)
+    x = torch.randn(60, 1, 8, 8)
+    wanted = copy.deepcopy(net).train()
+    for norm in (module for module in wanted.modules() if isinstance(module, (bqn.nn.BatchNorm1d, bqn.nn.BatchNorm2d))):
+        norm.momentum = 1.0
+    wanted(x)
+    net.train()
+    net(torch.randn(60, 1, 8, 8) + 1)  # of another past
+    net.eval()
+    bqn.recalibrate(net, x)
+    assert not any(module.training for module in net.modules())
+    for name, buffer in net.named_buffers():
+        if "batches" not in name:
+            assert_close(buffer, wanted.get_buffer(name), msg=lambda text, name=name: f"{name}: {text}")
+    averaged = bqn.recalibrate(copy.deepcopy(net), x, batch_size=20)
+    first = next(name for name, _ in net.named_buffers() if name.endswith("running_mean"))
+    assert_close(averaged.get_buffer(first), net.get_buffer(first))
+
+
 def test_bad_arguments_are_named() -> None:
     assert_named_error(lambda: bqn.nn.BatchNorm1d(0), "num_features")
     assert_named_error(lambda: bqn.nn.BatchNorm1d(3, momentum=0.0), "momentum")
@@ -284,5 +305,4 @@ def test_a_whole_network_with_batch_norm_agrees_with_its_samples() -> None:
 def test_recalibrate_refuses_what_it_cannot_use() -> None:
     net = bqn.models.mlp(6, 3, hidden=(8,))
     x = torch.randn(10, 6)
-    assert_named_error(lambda: bqn.recalibrate(net, x), "qnn", "posteriors")
     assert_named_error(lambda: bqn.recalibrate(net.mode(), x, batch_size=1), "batch_size")

@@ -36,6 +36,29 @@ def test_learns_to_classify():
     assert bqn.metrics.error(net.predict(bqn.data.to_input(test.x)), test.y) < 0.1
 
 
+@pytest.mark.parametrize("method", ["bqn", "qnn", "gaussian-bnn", "mc-dropout", "e-qnn"])
+def test_statistics_are_those_of_the_weights_when_the_network_is_judged(method, monkeypatch):
+    """They are brought up to date before validation, and training notices nothing of it."""
+    options = {"members": 2} if method == "e-qnn" else {}
+    config = tiny.config(method=method, epochs=3, learning_rate=0.1, lr_schedule="constant", shift=1, **options)
+    validation, trained = tiny.images(40, seed=1), {}
+    monkeypatch.setattr(loop.TrainingState, "best_epoch", lambda self: None)  # the last weights, not the best
+    for settled in (True, False):
+        with monkeypatch.context() as patch:
+            if not settled:
+                patch.setattr(loop.Trainer, "_settle", lambda self: None)
+            trained[settled] = train_tiny(config, tiny.images(), validation)
+    net, history = trained[True]
+    lagging, _ = trained[False]
+    for name, parameter in net.named_parameters():
+        assert torch.equal(parameter, lagging.get_parameter(name)), name
+    assert not same_weights(net, lagging), "their statistics differ"
+    if method == "bqn":
+        bqn.recalibrate(lagging, bqn.data.to_input(tiny.images().x))
+        nll = bqn.metrics.nll(lagging.predict(bqn.data.to_input(validation.x)), validation.y)
+        assert history.records[-1].validation_nll == pytest.approx(nll, rel=1e-4)
+
+
 def test_records_add_up():
     config = tiny.config(epochs=2, lr_schedule="exponential", lr_decay=0.5)
     _, history = train_tiny(config, validation=tiny.images(seed=1))

@@ -1,4 +1,4 @@
-"""Batch norm on beliefs, and its re-estimation for sampled networks."""
+"""Batch norm on beliefs, and the re-estimation of its statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from bqn.beliefs import Belief, Gaussian
 from bqn.checks import require_finite, require_floating, require_positive
 from bqn.nn._layer import Layer
-from bqn.nn._posterior import Weight
 from bqn.nn._shapes import require_input
 from bqn.propagate import batch
 from bqn.propagate.normalized_sign import Normalization, normalized_moments, statistics
@@ -100,15 +99,16 @@ class BatchNorm2d(_BatchNorm):
 
 
 @torch.no_grad()
-def recalibrate(qnn: nn.Module, x: Tensor, batch_size: int | None = None) -> nn.Module:
-    """Re-estimate the batch norm statistics of a sampled or MAP network on training inputs, in place.
+def recalibrate(net: nn.Module, x: Tensor, batch_size: int | None = None) -> nn.Module:
+    """Re-estimate the batch norm statistics of a network on training inputs, in place.
 
-    One sampled filter serves every position and example, so its error shifts a whole channel; fresh statistics take
-    that shift out again.
+    For a sampled or MAP network: one sampled filter serves every position and example, so its error shifts a whole
+    channel; fresh statistics take that shift out again. For a network with posteriors: while it trains, its running
+    statistics lag behind its weights. The training loop does this before it validates.
 
     Parameters
     ----------
-    qnn : a network from `Network.sample` or `Network.mode`
+    net : a network from `Network.sample` or `Network.mode`, or a Network itself
     x : Tensor `(N, ...)`
         Some training inputs, no labels; a thousand are plenty. At least two.
     batch_size : int or None
@@ -125,9 +125,9 @@ def recalibrate(qnn: nn.Module, x: Tensor, batch_size: int | None = None) -> nn.
         raise ValueError(f"x must hold at least two examples to estimate statistics from, got {x.shape[0]}")
     if batch_size is not None and batch_size < 2:
         raise ValueError(f"batch_size must be at least two, got {batch_size}")
-    if any(isinstance(module, Weight) for module in qnn.modules()):
-        raise ValueError("qnn must be a sampled or MAP network; this one still has posteriors")
-    norms = [module for module in qnn.modules() if isinstance(module, _BatchNorm)]
+    norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
+    if not norms:
+        return net
     was_training = {module: module.training for module in norms}
     momenta = {norm: norm.momentum for norm in norms}
     batches = [batch for batch in x.split(batch_size or x.shape[0]) if batch.shape[0] > 1]
@@ -137,9 +137,9 @@ def recalibrate(qnn: nn.Module, x: Tensor, batch_size: int | None = None) -> nn.
         for seen, batch in enumerate(batches):
             for norm in norms:
                 norm.momentum = 1 / (seen + 1)
-            qnn(batch)
+            net(batch)
     finally:
         for norm in norms:
             norm.momentum = momenta[norm]
             norm.train(was_training[norm])
-    return qnn
+    return net

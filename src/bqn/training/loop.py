@@ -15,6 +15,7 @@ from torch import Tensor
 from bqn.data import Split, augment, to_input
 from bqn.heads import GaussianHead
 from bqn.network import Network
+from bqn.nn import recalibrate
 from bqn.objective import ElboTerms
 from bqn.propagate import half
 from bqn.training.checkpoint import Moment, digest
@@ -32,7 +33,7 @@ from bqn.training.records import EpochRecord, History
 from bqn.training.schedules import kl_weight, learning_rate
 from bqn.training.state import TrainingState
 from bqn.training.surroundings import surroundings
-from bqn.training.validation import Scores, validate
+from bqn.training.validation import BATCH, Scores, validate
 
 Report = Callable[[EpochRecord], None]
 Tick = Callable[[int, int], None]
@@ -41,6 +42,8 @@ Tick = Callable[[int, int], None]
 LOOK_EVERY = {"cpu": 1, "cuda": 100}
 # Seconds between two saves at the end of an epoch: on a GPU a small network ends one faster than a disk takes it.
 SAVE_EVERY = {"cpu": 0.0, "cuda": 10.0}
+# Examples that batch norm's statistics are estimated on at the end of an epoch, as many as for sampled networks.
+SETTLED_ON = 2000
 
 
 def fit(
@@ -331,6 +334,8 @@ class Trainer:
         state, config = self.state, self.config
         elbo, log_likelihood, kl = (state.term_sums / self.steps).tolist()
         scores: Scores | None = None
+        if self.held_out is not None or state.epoch + 1 == config.epochs:
+            self._settle()
         if self.held_out is not None:
             scores = self._validate(*self.held_out)
             if not math.isfinite(scores.nll):
@@ -351,6 +356,23 @@ class Trainer:
             seconds=seconds,
             eta=spent / (state.epoch + 1) * (config.epochs - state.epoch - 1),
         )
+
+    def _settle(self) -> None:
+        """Bring the running statistics of batch norm up to the weights, behind which they lag while these move.
+
+        On examples as stored, always the same ones, so that a resumed run and every process find the same.
+        """
+        if len(self.x) < 2:
+            return
+        generators = self.state.generator_states()
+        recalibrate(self.net, to_input(self.x[self._settling]), BATCH)
+        self.state.set_generator_states(generators)
+
+    @cached_property
+    def _settling(self) -> Tensor:
+        """Which training examples the statistics are taken from."""
+        generator = torch.Generator().manual_seed(self.config.seed)
+        return torch.randperm(len(self.x), generator=generator)[:SETTLED_ON].to(self.device)
 
     def _validate(self, x: Tensor, y: Tensor) -> Scores:
         """The scores that the first process finds: they decide about the end of the run, so all must have the same."""
