@@ -58,8 +58,10 @@ PAPER: Mapping[str | tuple[str, str], Settings] = {
 # --- recipe "best" ----------------------------------------------------------------------------------------------------
 
 # Learning rates, λ and its schedule and the shift of mlp and cnn: the best of a few single runs over 20 to 60 epochs on
-# validation examples (results/tuning). Of vgg the learning rate was compared over 12 epochs, and two settings of λ over
-# 40 (results/tuning/vgg-4.json). The numbers of epochs were not compared.
+# validation examples (results/tuning). λ of cnn was compared again over 40 epochs when neighbouring positions had come
+# to be correlated (results/tuning/cnn-3.json), its learning rate and shift were not. Of vgg the learning rate was
+# compared over 12 epochs, and two settings of λ over 40 (results/tuning/vgg-4.json). The numbers of epochs were set by
+# hand.
 BEST: Mapping[str | tuple[str, str], Settings] = {
     "mlp": {
         "epochs": 60, "learning_rate": 3e-2, "lam": 3e-2, "lam_schedule": "decay", "lam_end": 0.0, "shift": 1,

@@ -1,7 +1,8 @@
 """The runs that the recipe `best` was chosen by: records under results/tuning, and their part of docs/ablations.md.
 
 One network a setting and seed, judged on validation examples. The words about them, `pages/tuning.md`, quote figures by
-reference, `[[RECORD DATA NAME MODE]]`, so that they cannot say what the records do not.
+reference, `[[RECORD DATA NAME MODE]]`, so that they cannot say what the records do not. Some runs were judged again with
+the logits of their posterior times a factor: `[[RECORD DATA NAME MODE FACTOR]]`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bqn.reproduction.templates import template
 from bqn.training import ConfigError, TrainConfig
 from bqn.training.files import parse_object, read_text
 
-_RECORDS = ("mlp-1", "mlp-2", "cnn-1", "cnn-2", "vgg-1", "vgg-2", "vgg-3", "vgg-4")
+_RECORDS = ("mlp-1", "mlp-2", "cnn-1", "cnn-2", "cnn-3", "vgg-1", "vgg-2", "vgg-3", "vgg-4")
 _HEAD = ("what", "hardware", "date", "code")
 _REFERENCE = re.compile(r"\[\[([^\]]*)\]\]")
 
@@ -58,7 +59,15 @@ def _check(run: Record, document: Record, place: str) -> None:
     if not all(isinstance(run.get(name), str) for name in ("data", "name")):
         raise RecordError(f"{place}: data and name must be words")
     config = _config(run, document, place)
-    scores = run.get("scores")
+    _check_scores(run.get("scores"), place)
+    for factor, scores in run.get("sharpened", {}).items():
+        _check_scores(scores, f"{place}, sharpened {factor}")
+    require_number(run.get("entropy"), f"{place}: entropy")
+    if run.get("best_epoch") not in range(1, config.epochs + 1):
+        raise RecordError(f"{place}: best_epoch must be one of {config.epochs}, got {run.get('best_epoch')!r:.40}")
+
+
+def _check_scores(scores: Any, place: str) -> None:
     if not isinstance(scores, dict) or set(scores) != set(MODES):
         raise RecordError(f"{place}: scores must have the modes {', '.join(MODES)}")
     for mode, pair in scores.items():
@@ -66,9 +75,6 @@ def _check(run: Record, document: Record, place: str) -> None:
             raise RecordError(f"{place}: {mode} must be NLL and error")
         for value in pair:
             require_number(value, f"{place}: {mode}")
-    require_number(run.get("entropy"), f"{place}: entropy")
-    if run.get("best_epoch") not in range(1, config.epochs + 1):
-        raise RecordError(f"{place}: best_epoch must be one of {config.epochs}, got {run.get('best_epoch')!r:.40}")
 
 
 def _config(run: Record, document: Record, place: str) -> TrainConfig:
@@ -119,9 +125,12 @@ def _quoted(found: Mapping[str, Record]) -> str:
 
     def figure(match: re.Match[str]) -> str:
         try:
-            record, data, name, what = match[1].split()
+            record, data, name, what, *factor = match[1].split()
             (run,) = (run for run in found[record]["runs"] if (run["data"], run["name"]) == (data, name))
-            return f"{run['entropy']:.3f}" if what == "entropy" else _pair(run["scores"][what])
+            if what == "entropy":
+                return f"{run['entropy']:.3f}"
+            scores = run["sharpened"][" ".join(factor)] if factor else run["scores"]
+            return _pair(scores[what])
         except (KeyError, ValueError):
             raise RecordError(f"results/tuning has no figure for [[{match[1]}]]") from None
 
