@@ -164,7 +164,7 @@ PREDICTIONS = ("analytic", "mc", "mc_recalibrated")
 
 @pytest.mark.parametrize("data", ["mnist", "fashion-mnist", "kmnist"])
 def test_lam_of_the_cnn_was_confirmed(data: str) -> None:
-    """What docs/ablations.md says of round 3, by NLL: 0.01 to 0 is best, and an end below zero worse than one at zero."""
+    """What docs/ablations.md says of round 3: by NLL 0.01 to 0 is best, an end below zero worse than one at zero."""
     runs = round_3()
     best = runs[data, "l1e-2d"]["scores"]
     for name in ("l1e-3d", "l3e-3d", "l3e-3n"):
@@ -184,12 +184,16 @@ def test_sharpening_gains_nothing_for_the_cnn(data: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "problem"),
-    [({}, "sharpened 2: scores must have the modes"), ({mode: [1] for mode in records.MODES}, "must be NLL and error")],
+    ("sharpened", "problem"),
+    [
+        ([2], "sharpened must be an object"),
+        ({"2": {}}, "sharpened 2: scores must have the modes"),
+        ({"2": {mode: [1] for mode in records.MODES}}, "sharpened 2: analytic must be NLL and error"),
+    ],
 )
-def test_a_made_up_sharpened_posterior(tmp_path: Path, scores: Any, problem: str) -> None:
+def test_a_made_up_sharpened_posterior(tmp_path: Path, sharpened: Any, problem: str) -> None:
     document = json.loads((RESULTS / "tuning/cnn-3.json").read_text())
-    document["runs"][0]["sharpened"]["2"] = scores
+    document["runs"][0]["sharpened"] = sharpened
     (tmp_path / "cnn-3.json").write_text(json.dumps(document))
     with pytest.raises(RecordError, match=problem):
         tuning.read(tmp_path / "cnn-3.json")

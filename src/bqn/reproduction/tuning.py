@@ -1,8 +1,8 @@
 """The runs that the recipe `best` was chosen by: records under results/tuning, and their part of docs/ablations.md.
 
 One network a setting and seed, judged on validation examples. The words about them, `pages/tuning.md`, quote figures by
-reference, `[[RECORD DATA NAME MODE]]`, so that they cannot say what the records do not. Some runs were judged again with
-the logits of their posterior times a factor: `[[RECORD DATA NAME MODE FACTOR]]`.
+reference, `[[RECORD DATA NAME MODE]]`, so that they cannot say what the records do not. Some runs were judged again
+with the logits of their posterior times a factor: `[[RECORD DATA NAME MODE FACTOR]]`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def _check(run: Record, document: Record, place: str) -> None:
         raise RecordError(f"{place}: data and name must be words")
     config = _config(run, document, place)
     _check_scores(run.get("scores"), place)
-    for factor, scores in run.get("sharpened", {}).items():
+    sharpened = run.get("sharpened", {})
+    if not isinstance(sharpened, dict):
+        raise RecordError(f"{place}: sharpened must be an object")
+    for factor, scores in sharpened.items():
         _check_scores(scores, f"{place}, sharpened {factor}")
     require_number(run.get("entropy"), f"{place}: entropy")
     if run.get("best_epoch") not in range(1, config.epochs + 1):
@@ -127,7 +130,7 @@ def _quoted(found: Mapping[str, Record]) -> str:
         try:
             record, data, name, what, *factor = match[1].split()
             (run,) = (run for run in found[record]["runs"] if (run["data"], run["name"]) == (data, name))
-            if what == "entropy":
+            if what == "entropy" and not factor:
                 return f"{run['entropy']:.3f}"
             scores = run["sharpened"][" ".join(factor)] if factor else run["scores"]
             return _pair(scores[what])
