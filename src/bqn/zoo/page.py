@@ -19,16 +19,16 @@ and has a card; this page is written from the cards.
 
 ```console
 $ bqn zoo                                   # this table
-$ bqn zoo {first}                        # one card
-$ bqn run {first} --data {data}          # the figures below, again
-$ bqn run {first} scan-1.png scan-2.png  # predictions with their uncertainty
-$ bqn export {first} --to html           # a page to draw on
+$ bqn zoo {example}                        # one card
+$ bqn run {example} --data {data}          # the figures below, again
+$ bqn run {example} scan-1.png scan-2.png  # predictions with their uncertainty
+$ bqn export {example} --to html           # a page to draw on
 ```
 
 ```python
 import bqn
 
-model = bqn.load_pretrained("{first}")  # checked against the card; bqn.pretrained() lists the names
+model = bqn.load_pretrained("{example}")  # checked against the card; bqn.pretrained() lists the names
 probs = model(images)  # uint8 (N, C, H, W) in, probabilities (N, K) out
 ```
 
@@ -48,8 +48,8 @@ and writes both files into the package; `python -m bqn.zoo.page > docs/zoo.md` w
 
 def render(cards: Sequence[Card]) -> str:
     """The page as Markdown; there must be at least one card."""
-    first = cards[0]
-    parts = [_INTRODUCTION.format(first=first.name, data=first.data), _table(cards), "## Cards\n"]
+    example = min(cards, key=lambda card: card.size)
+    parts = [_INTRODUCTION.format(example=example.name, data=example.data), _table(cards), "## Cards\n"]
     return "\n".join([*parts, *map(_section, cards), _ENDING])
 
 
