@@ -24,6 +24,7 @@ from bqn.levels import Levels, as_levels, level_tensor, symmetric_pair
 
 if TYPE_CHECKING:
     from bqn.propagate.neighbours import Neighbours
+    from bqn.propagate.units import Units
 
 Lazy: TypeAlias = Tensor | Callable[[], Tensor]
 MomentsFunction: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
@@ -42,9 +43,11 @@ class Gaussian:
     ----------
     neighbours : Neighbours or None
         What the noise at neighbouring positions has in common, see `bqn.propagate.neighbours`; None for nothing.
+    units : Units or None
+        What the units are made of and so have in common, see `bqn.propagate.units`; None if that is not known.
     """
 
-    __slots__ = ("_like", "_mean", "_shape", "_total", "_var", "_within", "neighbours", "origin")
+    __slots__ = ("_like", "_mean", "_shape", "_total", "_var", "_within", "neighbours", "origin", "units")
 
     def __init__(self, mean: Tensor, var: Tensor) -> None:
         require_floating(mean, "mean")
@@ -63,13 +66,16 @@ class Gaussian:
         self._shape, self._like, self._total, self._within = shape, like, total, within
         self.origin: object = None
         self.neighbours: Neighbours | None = None
+        self.units: Units | None = None
         self._mean: Tensor | None = None
         self._var: Tensor | None = None
 
     @classmethod
-    def of(cls, mean: Tensor, var: Tensor, neighbours: Neighbours | None = None) -> Gaussian:
+    def of(
+        cls, mean: Tensor, var: Tensor, neighbours: Neighbours | None = None, units: Units | None = None
+    ) -> Gaussian:
         """Build without checks."""
-        return cls.deferred(mean.shape, mean, lambda: (mean, var), neighbours=neighbours)
+        return cls.deferred(mean.shape, mean, lambda: (mean, var), neighbours=neighbours, units=units)
 
     @classmethod
     def deferred(
@@ -80,6 +86,7 @@ class Gaussian:
         within: WithinFunction | None = None,
         origin: object = None,
         neighbours: Neighbours | None = None,
+        units: Units | None = None,
     ) -> Gaussian:
         """Build without checks from functions that compute mean and variance when they are asked for.
 
@@ -91,10 +98,11 @@ class Gaussian:
         within : gives the belief without the noise that is common to the whole batch; see `within_batch`
         origin : what the belief is made from, for a layer that can do better with that than with the moments
         neighbours : what the noise at neighbouring positions has in common
+        units : what the units are made of
         """
         belief = cls.__new__(cls)
         belief._set(shape, like, total, within)
-        belief.origin, belief.neighbours = origin, neighbours
+        belief.origin, belief.neighbours, belief.units = origin, neighbours, units
         return belief
 
     def _compute(self) -> None:
@@ -224,11 +232,11 @@ class Categorical:
 
     Attributes
     ----------
-    neighbours : Neighbours or None
+    neighbours, units : Neighbours or None, Units or None
         As for `Gaussian`.
     """
 
-    __slots__ = ("_levels", "_logits", "_mean", "_probs", "_var", "_within", "neighbours")
+    __slots__ = ("_levels", "_logits", "_mean", "_probs", "_var", "_within", "neighbours", "units")
 
     def __init__(self, probs: Tensor, levels: Iterable[float] | Tensor) -> None:
         require_floating(probs, "probs")
@@ -256,6 +264,7 @@ class Categorical:
         self._var: Lazy | None = None
         self._within: WithinFunction | None = None
         self.neighbours: Neighbours | None = None
+        self.units: Units | None = None
 
     @classmethod
     def of(
@@ -268,16 +277,17 @@ class Categorical:
         var: Lazy | None = None,
         within: WithinFunction | None = None,
         neighbours: Neighbours | None = None,
+        units: Units | None = None,
     ) -> Categorical:
         """Build without checks from what is at hand; the rest is derived when asked for.
 
-        At least one of `probs`, `logits` or, for two levels, `mean` is needed. `within` and `neighbours` are as for
-        `Gaussian.deferred`.
+        At least one of `probs`, `logits` or, for two levels, `mean` is needed. `within`, `neighbours` and `units` are
+        as for `Gaussian.deferred`.
         """
         belief = cls.__new__(cls)
         belief._levels, belief._probs, belief._logits = levels, probs, logits
         belief._mean, belief._var, belief._within = mean, var, within
-        belief.neighbours = neighbours
+        belief.neighbours, belief.units = neighbours, units
         return belief
 
     def within_batch(self, momentum: float | None) -> Gaussian | Categorical:

@@ -64,7 +64,12 @@ class _BatchNorm(Layer):
             centre, total = self.running_mean, self.running_var
         source = Normalization(mean, var, centre, total + self.eps, self.weight, self.bias, batch_statistics)
         return Gaussian.deferred(
-            mean.shape, mean, lambda: normalized_moments(source, self.eps), origin=source, neighbours=x.neighbours
+            mean.shape,
+            mean,
+            lambda: normalized_moments(source, self.eps),
+            origin=source,
+            neighbours=x.neighbours,
+            units=x.units,
         )
 
     def _normalize_tensor(self, x: Tensor) -> Tensor:

@@ -29,8 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
-from bqn.propagate import half, neighbours
+from bqn.propagate import half, neighbours, units
 from bqn.propagate.neighbours import Neighbours, Reading
+from bqn.propagate.units import Units
 from bqn.propagate.windows import output_size, over_places, windows
 
 # Largest fan-in of a convolution whose windows are gathered.
@@ -370,8 +371,9 @@ def linear(
         if not isinstance(x, Gaussian) and _works_in_half(x, weight, geometry):
             inputs = half.prepared(x, geometry)
         result, var = _moments_in_working_precision(inputs, weight, bias_mean, geometry, centre)
-        common = _common_noise(inputs, weight, geometry)
-        return result, var if common is None else not_negative(var + common.to(var.dtype))
+        for common in (_common_noise(inputs, weight, geometry), _noise_of_units(x, weight, geometry)):
+            var = var if common is None else not_negative(var + common.to(var.dtype))
+        return result, var
 
     def total() -> tuple[Tensor, Tensor]:
         result, var = moments(None)
@@ -384,14 +386,29 @@ def linear(
         centre = statistics.centre(mean, momentum)
         result, var = moments(centre)
         if geometry is None:
-            return Gaussian.of(result, var)
+            return Gaussian.of(result, var, units=_made_of(x, weight))
         correlation = correlation_of_sums(x, weight, centre, statistics, momentum)
         once = tuple(1 for _ in geometry.stride)
         return Gaussian.of(result, var, Neighbours(neighbours.behind_pooling(correlation, once, geometry.stride)))
 
     dtype = half.working_dtype(mean) if _works_in_half(x, weight, geometry) else weight.dtype
     like = weight.mean.new_empty(0, dtype=dtype)
-    return Gaussian.deferred(_output_shape(x, weight, geometry), like, total, within)
+    made_of = _made_of(x, weight) if geometry is None else None
+    return Gaussian.deferred(_output_shape(x, weight, geometry), like, total, within, units=made_of)
+
+
+def _made_of(x: Belief, weight: Categorical) -> Units | None:
+    """What the sums of a matrix product have in common: inputs that are not known."""
+    if isinstance(x, Tensor) or weight.mean.dim() != 2 or len(x.shape) != 2:
+        return None
+    return Units(x, weight.mean)
+
+
+def _noise_of_units(x: Belief, weight: Categorical, geometry: Geometry | None) -> Tensor | None:
+    """What the variance gains because the units that are read have inputs in common, shaped like the output."""
+    if isinstance(x, Tensor) or x.units is None or geometry is not None:
+        return None
+    return units.common_noise(x.units, weight.mean)
 
 
 def correlation_of_sums(

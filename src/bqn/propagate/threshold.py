@@ -13,6 +13,7 @@ from bqn.checks import may_look
 from bqn.levels import Levels, index_tensor, interval_index, level_tensor
 from bqn.propagate.neighbours import Neighbours, behind_sign
 from bqn.propagate.normalized_sign import Normalization, normalized_sign
+from bqn.propagate.units import Units, slope_of_sign
 
 _ROOT_HALF = math.sqrt(0.5)
 _SURE = 40.0  # standard deviations beyond which the normal distribution function is 0 or 1 in float64
@@ -69,7 +70,10 @@ def _quantize_gaussian(x: Gaussian, levels: Levels, thresholds: Levels) -> Categ
             tilt = torch.erf(standardize(x.mean, x.var, thresholds[0]) * _ROOT_HALF)
         middle, half = 0.5 * (levels[1] + levels[0]), 0.5 * (levels[1] - levels[0])
         return Categorical.of(
-            levels, mean=tilt if middle == 0 and half == 1 else middle + half * tilt, neighbours=_kept(x, behind_sign)
+            levels,
+            mean=tilt if middle == 0 and half == 1 else middle + half * tilt,
+            neighbours=_kept(x, behind_sign),
+            units=_quantized(x, tilt, 2 * half),
         )
     scores = [standardize(x.mean, x.var, threshold) for threshold in thresholds]
     # erfc, because torch.special.ndtr loses the lower tail
@@ -87,6 +91,17 @@ def _kept(x: Gaussian, change: Callable[[Tensor], Tensor] = lambda correlation: 
     """What neighbours have in common behind a quantizer; through more than two levels nearly all of it gets."""
     known = x.neighbours
     return None if known is None else known._replace(correlation=change(known.correlation))
+
+
+def _quantized(x: Gaussian, tilt: Tensor, span: float) -> Units | None:
+    """What units on two levels have in common, if that is known of their sums."""
+    if x.units is None:
+        return None
+    if not isinstance(x.origin, Normalization):
+        return x.units._replace(slope=lambda: slope_of_sign(tilt, x.var, span, None))
+    var, weight, from_batch = x.origin.var, x.origin.weight, x.origin.from_batch
+    direction = None if weight is None else weight.detach().sign()
+    return x.units._replace(slope=lambda: slope_of_sign(tilt, var, span, direction), from_batch=from_batch)
 
 
 def shift(x: Belief, offset: float) -> Belief:

@@ -1,0 +1,152 @@
+"""What the units of a layer have in common: they read the same inputs, and err where these err.
+
+Given their inputs, units are independent: each has weights of its own. But the noise of an input reaches all units that
+read it. The correlation of two units is small, and in a sum whose weights have nothing to do with it that is all. The
+weights of the last layer do have to do with it. They add up what units of a class have in common, the noise along with
+the signal, and against n variances stand n² covariances. With M the mean weights of the units, ν the variances of their
+inputs, g the slope of the mean of each quantized unit by its sum, and w the weights of a sum over the units, the
+variance of this sum gains
+
+    Σ_{i≠j} w_i w_j g_i g_j Σ_k M_ik M_jk ν_k  =  Σ_k ν_k ((Σ_i w_i g_i M_ik)² - Σ_i w_i² g_i² M_ik²),
+
+to first order in the correlations; the higher orders of signs are small. Inputs that were flattened from neighbouring
+positions err together themselves (`neighbours`), which adds pairs of k.
+
+That is a product for each example and each output, too much for every step of training. While batch norm takes its
+statistics from the batch, the means ḡ of the slopes over that batch stand for all examples, and the whole is scaled for
+each of them by (Σ g / Σ ḡ)²: one product of weights a step. At evaluation no example depends on the others.
+
+Carried over one layer only: from a fully connected layer through batch norm, or none, and a quantizer of two levels
+into the next fully connected layer, if that has few outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bqn.propagate import batch, neighbours
+
+if TYPE_CHECKING:
+    from bqn.beliefs import Categorical, Gaussian
+
+MOST_OUTPUTS = 128
+# Numbers that are formed at once for a part of the batch.
+_AT_ONCE = 2**25
+_SURE = 1 - 1e-6  # a unit that leans further has no slope to speak of
+
+
+class Units(NamedTuple):
+    """What the units of a belief `(N, units)` are made of.
+
+    Attributes
+    ----------
+    inputs : belief `(N, inputs)`, what all of them read
+    weight : Tensor `(units, inputs)`, the means of their weights
+    slope : function or None
+        Gives the slope of each unit's mean by its sum, `(N, units)`; None while the units are the sums themselves.
+    from_batch : bool
+        Whether examples of the batch depend on each other already, so that they may here.
+    """
+
+    inputs: Gaussian | Categorical
+    weight: Tensor
+    slope: Callable[[], Tensor] | None = None
+    from_batch: bool = False
+
+
+def slope_of_sign(tilt: Tensor, var: Tensor, span: float, direction: Tensor | None) -> Tensor:
+    """The slope of the mean of a variable on two levels by the sum whose threshold decides.
+
+    Parameters
+    ----------
+    tilt : Tensor, P(upper) - P(lower)
+    var : Tensor, of the sum
+    span : distance of the levels
+    direction : Tensor or None, the sign of what the sum is multiplied with first
+    """
+    wide = var.dtype if var.dtype == torch.float64 else torch.float32
+    root = torch.erfinv(tilt.to(wide).clamp(-_SURE, _SURE))
+    floor = torch.finfo(wide).tiny ** 0.5
+    steepness = torch.exp(-root.square()) * var.to(wide).clamp_min(floor).rsqrt() * (span / math.sqrt(2 * math.pi))
+    return steepness if direction is None else steepness * direction.to(wide)
+
+
+def common_noise(units: Units, weight: Tensor) -> Tensor | None:
+    """What the variance of sums over units gains because these have their inputs in common.
+
+    Parameters
+    ----------
+    units : Units
+    weight : Tensor `(outputs, units)`, the means of the weights of the sums
+
+    Returns
+    -------
+    Tensor `(N, outputs)`, or None where it is left out. It may be below zero.
+    """
+    if units.slope is None or weight.dim() != 2 or weight.shape[0] > MOST_OUTPUTS:
+        return None
+    slope, noise = units.slope().to(weight.dtype), _InputNoise(units, weight.dtype)
+    if slope.shape[0] == 0:
+        return None
+    if units.from_batch:
+        return _by_mean_slopes(slope, noise, units.weight, weight)
+    rows = max(1, _AT_ONCE // (weight.shape[0] * units.weight.shape[1]))
+    parts = [_by_own_slopes(part, noise.of(at), units.weight, weight) for part, at in _in_parts(slope, rows)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _in_parts(slope: Tensor, rows: int) -> list[tuple[Tensor, slice]]:
+    return [(part, slice(k * rows, k * rows + rows)) for k, part in enumerate(slope.split(rows))]
+
+
+def _by_mean_slopes(slope: Tensor, noise: _InputNoise, inner: Tensor, outer: Tensor) -> Tensor:
+    typical = batch.mean_of_all(slope.mean(0))
+    size = (slope.abs().sum(-1, keepdim=True) / typical.abs().sum().clamp_min(torch.finfo(slope.dtype).tiny)).square()
+    scaled = outer * typical
+    together, alone = noise.squares(scaled @ inner), noise.squares(inner)
+    return size * noise.through([both - scaled.square() @ one for both, one in zip(together, alone, strict=True)])
+
+
+def _by_own_slopes(slope: Tensor, noise: _InputNoise, inner: Tensor, outer: Tensor) -> Tensor:
+    together = noise.through(noise.squares((outer * slope.unsqueeze(1)) @ inner))
+    alone = (slope.square() * noise.through(noise.squares(inner))) @ outer.square().mT
+    return together - alone
+
+
+class _InputNoise:
+    """The noise of the inputs: of each, and of all pairs of places in a channel if they err together."""
+
+    def __init__(self, units: Units, dtype: torch.dtype) -> None:
+        self.known = units.inputs.neighbours
+        var = units.inputs.var.to(dtype)
+        self.vars = [var]
+        if self.known is not None and self.known.places is not None:
+            self.vars.append(var.unflatten(-1, (-1, math.prod(self.known.places))).mean(-1))
+
+    def of(self, examples: slice) -> _InputNoise:
+        part = object.__new__(_InputNoise)
+        part.known, part.vars = self.known, [var[examples] for var in self.vars]
+        return part
+
+    def squares(self, weight: Tensor) -> list[Tensor]:
+        """What a weight `(..., inputs)` multiplies each of the variances with."""
+        if len(self.vars) == 1:
+            return [weight.square()]
+        assert self.known is not None
+        places = self.known.places
+        assert places is not None
+        by_channel = weight.unflatten(-1, (-1, math.prod(places)))
+        return [weight.square(), neighbours.common_weight(by_channel, self.known.correlation, places)]
+
+    def through(self, squares: list[Tensor]) -> Tensor:
+        """The variances of sums with these squares: `(outputs, ...)` for all examples or `(N, outputs, ...)`."""
+        terms = [
+            var @ square.mT if square.dim() == 2 else (square @ var.unsqueeze(-1)).squeeze(-1)
+            for var, square in zip(self.vars, squares, strict=True)
+        ]
+        return sum(terms[1:], terms[0])

@@ -1,0 +1,142 @@
+"""Units that read the same inputs err together: covariances written out, and networks that are drawn."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import bqn
+from bqn import nn
+from bqn.beliefs import Categorical
+from bqn.propagate import neighbours, units
+from bqn.propagate.neighbours import Neighbours
+from bqn.propagate.units import Units
+
+
+def two_levels(*shape: int, seed: int = 0, known: Neighbours | None = None) -> Categorical:
+    generator = torch.Generator().manual_seed(seed)
+    tilt = 2 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 1
+    return Categorical.of((-1.0, 1.0), mean=tilt, neighbours=known)
+
+
+def covariance(inputs: Categorical) -> Tensor:
+    """Of the inputs of each example, `(N, inputs, inputs)`; in a channel all places have their mean variance."""
+    var = inputs.var
+    if inputs.neighbours is None:
+        return torch.diag_embed(var)
+    correlation, places = inputs.neighbours
+    assert places is not None
+    apart = neighbours.matrix(correlation, places)
+    count = apart.shape[0]
+    channels = var.shape[-1] // count
+    mean = var.unflatten(-1, (channels, count)).mean(-1)
+    blocks = torch.stack([torch.block_diag(*(level * apart for level in example)) for example in mean])
+    return blocks - torch.diag_embed(torch.diagonal(blocks, dim1=-2, dim2=-1)) + torch.diag_embed(var)
+
+
+def written_out(known: Units, weight: Tensor) -> Tensor:
+    """w ∘ g by the covariance of the sums by g ∘ w, without its diagonal."""
+    assert known.slope is not None
+    sums = known.weight @ covariance(known.inputs) @ known.weight.mT
+    sums = sums - torch.diag_embed(torch.diagonal(sums, dim1=-2, dim2=-1))
+    scaled = weight * known.slope().unsqueeze(1)
+    return torch.einsum("nci,nij,ncj->nc", scaled, sums, scaled)
+
+
+def example(places: tuple[int, ...] | None, **options: bool) -> tuple[Units, Tensor]:
+    torch.manual_seed(3)
+    known = None if places is None else Neighbours(torch.tensor(0.6, dtype=torch.float64), places)
+    inputs = two_levels(5, 12, known=known)
+    weight = torch.randn(7, 12, dtype=torch.float64)
+    slope = torch.rand(5, 7, dtype=torch.float64)
+    return Units(inputs, weight, lambda: slope, **options), torch.randn(3, 7, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("places", [None, (2, 2), (3,)])
+def test_noise_is_the_covariance_written_out(places: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, weight = example(places)
+    whole = units.common_noise(known, weight)
+    assert_close(whole, written_out(known, weight))
+    monkeypatch.setattr(units, "_AT_ONCE", 100)  # example by example
+    assert_close(units.common_noise(known, weight), whole)
+
+
+@pytest.mark.parametrize("places", [None, (2, 2)])
+def test_mean_slopes_are_exact_where_all_examples_have_the_same_up_to_a_factor(places: tuple[int, ...] | None) -> None:
+    known, weight = example(places, from_batch=True)
+    slope = torch.tensor([[0.5], [1.0], [2.0], [1.5], [0.2]], dtype=torch.float64) * torch.linspace(
+        0.1, 1, 7, dtype=torch.float64
+    )
+    known = known._replace(slope=lambda: slope)
+    assert_close(units.common_noise(known, weight), written_out(known, weight))
+
+
+def test_gradients() -> None:
+    tilt = (2 * torch.rand(3, 6, dtype=torch.float64) - 1).requires_grad_()
+    inner, outer = (torch.randn(4, 6, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64))
+    lean, var = 1.8 * torch.rand(3, 4, dtype=torch.float64) - 0.9, 1 + torch.rand(3, 4, dtype=torch.float64)
+    tensors = [tilt, *(tensor.requires_grad_() for tensor in (inner, outer, lean, var))]
+
+    for from_batch in (False, True):
+
+        def noise(tilt, inner, outer, lean, var, from_batch=from_batch):
+            read = Categorical.of((-1.0, 1.0), mean=tilt)
+            known = Units(read, inner, lambda: units.slope_of_sign(lean, var, 2.0, None), from_batch)
+            return units.common_noise(known, outer)
+
+        assert torch.autograd.gradcheck(noise, tensors)
+
+
+def test_slope_is_that_of_the_mean() -> None:
+    mean = torch.linspace(-4, 4, 9, dtype=torch.float64, requires_grad=True)
+    var = torch.full_like(mean, 1.7, requires_grad=False)
+    tilt = torch.erf(mean / torch.sqrt(2 * var))
+    (wanted,) = torch.autograd.grad(tilt.sum(), mean)
+    assert_close(units.slope_of_sign(tilt.detach(), var, 2.0, None), wanted)
+    flipped = units.slope_of_sign(tilt.detach(), var, 1.0, torch.tensor(-1.0))
+    assert_close(flipped, -0.5 * wanted)
+    sure = units.slope_of_sign(torch.tensor([1.0, -1.0]), torch.tensor([0.0, 1.0]), 2.0, None)
+    assert bool(torch.isfinite(sure).all())
+
+
+def trained_layers(batch_norm: bool) -> tuple[bqn.Network, Tensor]:
+    """A network whose last weights follow what the units have in common, as training makes them."""
+    torch.manual_seed(0)
+    net = bqn.models.mlp(40, 3, hidden=(120, 80), batch_norm=batch_norm)
+    x = torch.randn(64, 40)
+    y = (x[:, :3] + 0.3 * torch.randn(64, 3)).argmax(-1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    net.train()
+    for _ in range(60):
+        optimizer.zero_grad()
+        (-net.elbo_terms(x, y, 640, 0.3).value).backward()
+        optimizer.step()
+    if batch_norm:
+        bqn.recalibrate(net, x)
+    return net.eval(), x[:16]
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+@torch.no_grad()
+def test_variance_of_logits_is_that_of_drawn_networks(batch_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.enable_grad():
+        net, x = trained_layers(batch_norm)
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.stack([net.sample(generator)(x) for _ in range(2000)]).var(0).sum()
+    assert float(net(x).var.sum() / drawn) == pytest.approx(1, abs=0.1)
+    monkeypatch.setattr(units, "common_noise", lambda *_: None)
+    assert float(net(x).var.sum() / drawn) < 0.75
+
+
+def test_left_out_where_it_is_not_known() -> None:
+    known, weight = example(None)
+    assert units.common_noise(known._replace(slope=None), weight) is None
+    assert units.common_noise(known, torch.randn(units.MOST_OUTPUTS + 1, 7, dtype=torch.float64)) is None
+    layers = nn.Sequential(nn.Linear(40, 50), nn.Sign(), nn.Linear(50, 60), nn.Sign())
+    assert layers[:2](torch.randn(4, 40)).units is None, "the inputs are known"
+    behind = layers(torch.randn(4, 40))
+    assert behind.units is not None
+    assert behind.reshape(2, 2, 60).units is None
+    assert behind.units.slope().shape == (4, 60)
+    quantized = nn.Quantize((-1.0, 0.0, 1.0))(layers[:3](torch.randn(4, 40)))
+    assert quantized.units is None
