@@ -8,6 +8,7 @@ from torch.testing import assert_close
 import bqn
 from bqn import nn
 from bqn.beliefs import Categorical
+from bqn.levels import BINARY, TERNARY
 from bqn.propagate import neighbours, units
 from bqn.propagate.neighbours import Neighbours
 from bqn.propagate.units import Units
@@ -81,28 +82,39 @@ def test_gradients() -> None:
 
         def noise(tilt, inner, outer, lean, var, from_batch=from_batch):
             read = Categorical.of((-1.0, 1.0), mean=tilt)
-            known = Units(read, inner, lambda: units.slope_of_sign(lean, var, 2.0, None), from_batch)
+            known = Units(
+                read, inner, lambda: units.slope_of_quantized([units.score_of(lean)], [2.0], var, None), from_batch
+            )
             return units.common_noise(known, outer)
 
         assert torch.autograd.gradcheck(noise, tensors)
 
 
-def test_slope_is_that_of_the_mean() -> None:
-    mean = torch.linspace(-4, 4, 9, dtype=torch.float64, requires_grad=True)
-    var = torch.full_like(mean, 1.7, requires_grad=False)
-    tilt = torch.erf(mean / torch.sqrt(2 * var))
-    (wanted,) = torch.autograd.grad(tilt.sum(), mean)
-    assert_close(units.slope_of_sign(tilt.detach(), var, 2.0, None), wanted)
-    flipped = units.slope_of_sign(tilt.detach(), var, 1.0, torch.tensor(-1.0))
-    assert_close(flipped, -0.5 * wanted)
-    sure = units.slope_of_sign(torch.tensor([1.0, -1.0]), torch.tensor([0.0, 1.0]), 2.0, None)
-    assert bool(torch.isfinite(sure).all())
+@pytest.mark.parametrize("levels", [(-1.0, 1.0), (0.0, 3.0), (-1.0, 0.0, 1.0), (-2.0, -0.5, 0.5, 1.0)])
+def test_slope_is_that_of_the_mean(levels: tuple[float, ...]) -> None:
+    torch.manual_seed(0)
+    linear, norm = nn.Linear(40, 9).double(), nn.BatchNorm1d(9).double().eval()
+    norm.weight.data.normal_()  # of either sign
+    norm.running_mean.normal_()
+    for layers in ([], [norm]):
+        sums = linear(two_levels(5, 40))
+        mean = sums.mean.detach().requires_grad_()
+        sums._mean, sums._total = mean, lambda mean=mean, var=sums.var: (mean, var)
+        sums._within = None
+        quantized = nn.Sequential(*layers, nn.Quantize(levels))(sums)
+        (wanted,) = torch.autograd.grad(quantized.mean.sum(), mean)
+        assert_close(quantized.units.slope(), wanted)
 
 
-def trained_layers(batch_norm: bool) -> tuple[bqn.Network, Tensor]:
+def test_slope_is_finite_where_there_is_no_doubt() -> None:
+    sure = units.score_of(torch.tensor([1.0, -1.0]))
+    assert bool(torch.isfinite(units.slope_of_quantized([sure], [2.0], torch.tensor([0.0, 1.0]), None)).all())
+
+
+def trained_layers(batch_norm: bool, levels: tuple[float, ...]) -> tuple[bqn.Network, Tensor]:
     """A network whose last weights follow what the units have in common, as training makes them."""
     torch.manual_seed(0)
-    net = bqn.models.mlp(40, 3, hidden=(120, 80), batch_norm=batch_norm)
+    net = bqn.models.mlp(40, 3, hidden=(120, 80), levels=levels, activations=levels, batch_norm=batch_norm)
     x = torch.randn(64, 40)
     y = (x[:, :3] + 0.3 * torch.randn(64, 3)).argmax(-1)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
@@ -116,11 +128,13 @@ def trained_layers(batch_norm: bool) -> tuple[bqn.Network, Tensor]:
     return net.eval(), x[:16]
 
 
-@pytest.mark.parametrize("batch_norm", [True, False])
+@pytest.mark.parametrize(("batch_norm", "levels"), [(True, BINARY), (False, BINARY), (True, TERNARY)])
 @torch.no_grad()
-def test_variance_of_logits_is_that_of_drawn_networks(batch_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variance_of_logits_is_that_of_drawn_networks(
+    batch_norm: bool, levels: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with torch.enable_grad():
-        net, x = trained_layers(batch_norm)
+        net, x = trained_layers(batch_norm, levels)
     generator = torch.Generator().manual_seed(1)
     drawn = torch.stack([net.sample(generator)(x) for _ in range(2000)]).var(0).sum()
     assert float(net(x).var.sum() / drawn) == pytest.approx(1, abs=0.1)
@@ -138,5 +152,3 @@ def test_left_out_where_it_is_not_known() -> None:
     assert behind.units is not None
     assert behind.reshape(2, 2, 60).units is None
     assert behind.units.slope().shape == (4, 60)
-    quantized = nn.Quantize((-1.0, 0.0, 1.0))(layers[:3](torch.randn(4, 40)))
-    assert quantized.units is None

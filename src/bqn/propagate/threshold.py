@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from bqn.checks import may_look
 from bqn.levels import Levels, index_tensor, interval_index, level_tensor
 from bqn.propagate.neighbours import Neighbours, behind_sign
 from bqn.propagate.normalized_sign import Normalization, normalized_sign
-from bqn.propagate.units import Units, slope_of_sign
+from bqn.propagate.units import Units, score_of, slope_of_quantized
 
 _ROOT_HALF = math.sqrt(0.5)
 _SURE = 40.0  # standard deviations beyond which the normal distribution function is 0 or 1 in float64
@@ -73,7 +74,7 @@ def _quantize_gaussian(x: Gaussian, levels: Levels, thresholds: Levels) -> Categ
             levels,
             mean=tilt if middle == 0 and half == 1 else middle + half * tilt,
             neighbours=_kept(x, behind_sign),
-            units=_quantized(x, tilt, 2 * half),
+            units=_quantized(x, lambda: [score_of(tilt)], levels),
         )
     scores = [standardize(x.mean, x.var, threshold) for threshold in thresholds]
     # erfc, because torch.special.ndtr loses the lower tail
@@ -84,7 +85,12 @@ def _quantize_gaussian(x: Gaussian, levels: Levels, thresholds: Levels) -> Categ
         # Subtract in the nearer tail, where both numbers are small and nothing cancels.
         probs.append(torch.where(scores[k] > 0, below[k] - below[k - 1], above[k - 1] - above[k]))
     probs.append(above[-1])
-    return Categorical.of(levels, probs=torch.stack(probs, -1), neighbours=_kept(x))
+    return Categorical.of(
+        levels,
+        probs=torch.stack(probs, -1),
+        neighbours=_kept(x),
+        units=_quantized(x, lambda: scores, levels),
+    )
 
 
 def _kept(x: Gaussian, change: Callable[[Tensor], Tensor] = lambda correlation: correlation) -> Neighbours | None:
@@ -93,15 +99,16 @@ def _kept(x: Gaussian, change: Callable[[Tensor], Tensor] = lambda correlation: 
     return None if known is None else known._replace(correlation=change(known.correlation))
 
 
-def _quantized(x: Gaussian, tilt: Tensor, span: float) -> Units | None:
-    """What units on two levels have in common, if that is known of their sums."""
+def _quantized(x: Gaussian, scores: Callable[[], list[Tensor]], levels: Levels) -> Units | None:
+    """What quantized units have in common, if that is known of their sums; `scores` as for `slope_of_quantized`."""
     if x.units is None:
         return None
+    spans = [upper - lower for lower, upper in pairwise(levels)]
     if not isinstance(x.origin, Normalization):
-        return x.units._replace(slope=lambda: slope_of_sign(tilt, x.var, span, None))
+        return x.units._replace(slope=lambda: slope_of_quantized(scores(), spans, x.var, None))
     var, weight, from_batch = x.origin.var, x.origin.weight, x.origin.from_batch
     direction = None if weight is None else weight.detach().sign()
-    return x.units._replace(slope=lambda: slope_of_sign(tilt, var, span, direction), from_batch=from_batch)
+    return x.units._replace(slope=lambda: slope_of_quantized(scores(), spans, var, direction), from_batch=from_batch)
 
 
 def shift(x: Belief, offset: float) -> Belief:

@@ -9,21 +9,21 @@ variance of this sum gains
 
     Σ_{i≠j} w_i w_j g_i g_j Σ_k M_ik M_jk ν_k  =  Σ_k ν_k ((Σ_i w_i g_i M_ik)² - Σ_i w_i² g_i² M_ik²),
 
-to first order in the correlations; the higher orders of signs are small. Inputs that were flattened from neighbouring
+to first order in the correlations; the higher orders are small. Inputs that were flattened from neighbouring
 positions err together themselves (`neighbours`), which adds pairs of k.
 
 That is a product for each example and each output, too much for every step of training. While batch norm takes its
 statistics from the batch, the means ḡ of the slopes over that batch stand for all examples, and the whole is scaled for
 each of them by (Σ g / Σ ḡ)²: one product of weights a step. At evaluation no example depends on the others.
 
-Carried over one layer only: from a fully connected layer through batch norm, or none, and a quantizer of two levels
-into the next fully connected layer, if that has few outputs.
+Carried over one layer only: from a fully connected layer through batch norm, or none, and a quantizer into the next
+fully connected layer, if that has few outputs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -59,21 +59,29 @@ class Units(NamedTuple):
     from_batch: bool = False
 
 
-def slope_of_sign(tilt: Tensor, var: Tensor, span: float, direction: Tensor | None) -> Tensor:
-    """The slope of the mean of a variable on two levels by the sum whose threshold decides.
+def score_of(tilt: Tensor) -> Tensor:
+    """How many standard deviations above its threshold the mean of a sum lies, from P(above) - P(below)."""
+    wide = tilt.dtype if tilt.dtype == torch.float64 else torch.float32
+    return math.sqrt(2) * torch.erfinv(tilt.to(wide).clamp(-_SURE, _SURE))
+
+
+def slope_of_quantized(
+    scores: Sequence[Tensor], spans: Sequence[float], var: Tensor, direction: Tensor | None
+) -> Tensor:
+    """The slope of the mean of a quantized variable by the sum that it quantizes.
 
     Parameters
     ----------
-    tilt : Tensor, P(upper) - P(lower)
+    scores : Tensors, distances of the mean from each threshold in standard deviations
+    spans : floats, by how much the level rises there
     var : Tensor, of the sum
-    span : distance of the levels
     direction : Tensor or None, the sign of what the sum is multiplied with first
     """
     wide = var.dtype if var.dtype == torch.float64 else torch.float32
-    root = torch.erfinv(tilt.to(wide).clamp(-_SURE, _SURE))
+    rises = [span * torch.exp(-0.5 * score.to(wide).square()) for score, span in zip(scores, spans, strict=True)]
     floor = torch.finfo(wide).tiny ** 0.5
-    steepness = torch.exp(-root.square()) * var.to(wide).clamp_min(floor).rsqrt() * (span / math.sqrt(2 * math.pi))
-    return steepness if direction is None else steepness * direction.to(wide)
+    slope = sum(rises[1:], rises[0]) * var.to(wide).clamp_min(floor).rsqrt() / math.sqrt(2 * math.pi)
+    return slope if direction is None else slope * direction.to(wide)
 
 
 def common_noise(units: Units, weight: Tensor) -> Tensor | None:
