@@ -60,6 +60,20 @@ def test_table_of_the_start_is_that_of_the_record() -> None:
     assert page.count("| VGG |") + page.count("| CNN |") + page.count("| MLP |") == len(rows)
 
 
+def test_table_of_units_is_that_of_the_record() -> None:
+    page = (ROOT / "docs/method.md").read_text()
+    rows = json.loads((ROOT / "results/benchmarks/units.json").read_text())["rows"]
+    assert len(rows) >= 4
+    for row in rows:
+        cells = [
+            f"{1e3 * row['validation'][mode]['nll']:.1f} / {100 * row['validation'][mode]['error']:.2f}"
+            for mode in ("analytic", "mc_recalibrated", "map_recalibrated")
+        ]
+        how = "together" if row["together"] else "apart"
+        line = f"| {row['model'].upper()}, {row['data']} | {how} | {' | '.join(cells)} | {row['variance_ratio']:.2f} |"
+        assert line in page
+
+
 def test_table_of_the_readme_is_that_of_the_records() -> None:
     page = (ROOT / "README.md").read_text()
     rows = re.findall(r"^\| (MLP|CNN|VGG), ([\w-]+) \| (.*) \|$", page, re.MULTILINE)

@@ -1,5 +1,8 @@
 """Units that read the same inputs err together: covariances written out, and networks that are drawn."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -35,41 +38,42 @@ def covariance(inputs: Categorical) -> Tensor:
     return blocks - torch.diag_embed(torch.diagonal(blocks, dim1=-2, dim2=-1)) + torch.diag_embed(var)
 
 
-def written_out(known: Units, weight: Tensor) -> Tensor:
+def written_out(known: Units, inputs: Categorical, weight: Tensor) -> Tensor:
     """w ∘ g by the covariance of the sums by g ∘ w, without its diagonal."""
     assert known.slope is not None
-    sums = known.weight @ covariance(known.inputs) @ known.weight.mT
+    sums = known.weight @ covariance(inputs) @ known.weight.mT
     sums = sums - torch.diag_embed(torch.diagonal(sums, dim1=-2, dim2=-1))
     scaled = weight * known.slope().unsqueeze(1)
     return torch.einsum("nci,nij,ncj->nc", scaled, sums, scaled)
 
 
-def example(places: tuple[int, ...] | None, **options: bool) -> tuple[Units, Tensor]:
+def example(places: tuple[int, ...] | None, **options: bool) -> tuple[Units, Categorical, Tensor]:
     torch.manual_seed(3)
-    known = None if places is None else Neighbours(torch.tensor(0.6, dtype=torch.float64), places)
-    inputs = two_levels(5, 12, known=known)
+    near = None if places is None else Neighbours(torch.tensor(0.6, dtype=torch.float64), places)
+    inputs = two_levels(5, 12, known=near)
     weight = torch.randn(7, 12, dtype=torch.float64)
     slope = torch.rand(5, 7, dtype=torch.float64)
-    return Units(inputs, weight, lambda: slope, **options), torch.randn(3, 7, dtype=torch.float64)
+    known = units.that_read(inputs, weight)._replace(slope=lambda: slope, **options)
+    return known, inputs, torch.randn(3, 7, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("places", [None, (2, 2), (3,)])
 def test_noise_is_the_covariance_written_out(places: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    known, weight = example(places)
+    known, inputs, weight = example(places)
     whole = units.common_noise(known, weight)
-    assert_close(whole, written_out(known, weight))
+    assert_close(whole, written_out(known, inputs, weight))
     monkeypatch.setattr(units, "_AT_ONCE", 100)  # example by example
     assert_close(units.common_noise(known, weight), whole)
 
 
 @pytest.mark.parametrize("places", [None, (2, 2)])
 def test_mean_slopes_are_exact_where_all_examples_have_the_same_up_to_a_factor(places: tuple[int, ...] | None) -> None:
-    known, weight = example(places, from_batch=True)
+    known, inputs, weight = example(places, from_batch=True)
     slope = torch.tensor([[0.5], [1.0], [2.0], [1.5], [0.2]], dtype=torch.float64) * torch.linspace(
         0.1, 1, 7, dtype=torch.float64
     )
     known = known._replace(slope=lambda: slope)
-    assert_close(units.common_noise(known, weight), written_out(known, weight))
+    assert_close(units.common_noise(known, weight), written_out(known, inputs, weight))
 
 
 def test_gradients() -> None:
@@ -82,9 +86,8 @@ def test_gradients() -> None:
 
         def noise(tilt, inner, outer, lean, var, from_batch=from_batch):
             read = Categorical.of((-1.0, 1.0), mean=tilt)
-            known = Units(
-                read, inner, lambda: units.slope_of_quantized([units.score_of(lean)], [2.0], var, None), from_batch
-            )
+            slope = units.slope_of_quantized([units.score_of(lean)], [2.0], var, None)
+            known = units.that_read(read, inner)._replace(slope=lambda: slope, from_batch=from_batch)
             return units.common_noise(known, outer)
 
         assert torch.autograd.gradcheck(noise, tensors)
@@ -106,9 +109,36 @@ def test_slope_is_that_of_the_mean(levels: tuple[float, ...]) -> None:
         assert_close(quantized.units.slope(), wanted)
 
 
-def test_slope_is_finite_where_there_is_no_doubt() -> None:
-    sure = units.score_of(torch.tensor([1.0, -1.0]))
-    assert bool(torch.isfinite(units.slope_of_quantized([sure], [2.0], torch.tensor([0.0, 1.0]), None)).all())
+def test_there_is_no_slope_where_there_is_no_doubt() -> None:
+    """However small the variance that rounding has left: the mean of such a unit does not move."""
+    sure = units.score_of(torch.tensor([1.0, -1.0, 1.0]))
+    slope = units.slope_of_quantized([sure], [2.0], torch.tensor([0.0, 1.0, 1e-12]), None)
+    assert slope.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_sharp_network_has_no_more_doubt_in_float32() -> None:
+    torch.manual_seed(0)
+    net = bqn.models.mlp(100, 10, hidden=(1000, 1000), batch_norm=False)
+    for _, posterior in net.posteriors():
+        posterior.logits.data.mul_(40)
+    x = torch.randn(20, 100)
+    with torch.no_grad():
+        single = net(x).var.max()
+        exact = net.double()(x.double()).var.max()
+    assert float(single) < 2 * float(exact) + 10
+
+
+def test_beliefs_hold_on_to_one_layer_only() -> None:
+    layers = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(40, 40), nn.Sign())))
+    x, held = torch.randn(3, 40), []
+    with torch.no_grad():
+        for layer in layers:
+            x = layer(x)
+            if isinstance(x, Categorical):
+                held.append(weakref.ref(x.mean))
+    gc.collect()
+    alive = [mean() is not None for mean in held]
+    assert alive == [False, False, True, True], "the inputs of the last units, and these themselves"
 
 
 def trained_layers(batch_norm: bool, levels: tuple[float, ...]) -> tuple[bqn.Network, Tensor]:
@@ -143,9 +173,9 @@ def test_variance_of_logits_is_that_of_drawn_networks(
 
 
 def test_left_out_where_it_is_not_known() -> None:
-    known, weight = example(None)
+    known, _, weight = example(None)
     assert units.common_noise(known._replace(slope=None), weight) is None
-    assert units.common_noise(known, torch.randn(units.MOST_OUTPUTS + 1, 7, dtype=torch.float64)) is None
+    assert units.common_noise(known, torch.ones(units.MOST_OUTPUTS + 1, 7, dtype=torch.float64)) is None
     layers = nn.Sequential(nn.Linear(40, 50), nn.Sign(), nn.Linear(50, 60), nn.Sign())
     assert layers[:2](torch.randn(4, 40)).units is None, "the inputs are known"
     behind = layers(torch.randn(4, 40))

@@ -12,6 +12,8 @@ from tests.training import tiny
 
 CONFIGS = [
     {"hidden": (12, 8), "shift": 1},
+    {"hidden": (48, 48, 32)},  # so wide that sums are normal, so narrow that they know what units have in common
+    {"hidden": (48, 48, 32), "batch_norm": False, "activations": "ternary"},
     {"model": "cnn", "channels": (3, 4), "hidden": (6,)},
     {"accumulate": 2, "levels": "ternary", "activations": "ternary"},
 ]

@@ -85,6 +85,7 @@ def all_well(outcomes: list[dict[str, str | None]]) -> bool:
 
 NETWORKS = {
     "mlp": tiny.config(hidden=(12, 8)),
+    "wide mlp": tiny.config(hidden=(40, 40)),  # so wide that its logits know what units have in common
     "cnn": tiny.config(model="cnn", channels=(3, 4), hidden=(8,)),
     "cnn, pooled last": tiny.config(model="cnn", channels=(3, 4), hidden=(8,), pool_first=False),
     "levels": tiny.config(levels="ternary", activations="ternary"),

@@ -27,7 +27,7 @@ class Layer(nn.Module):
         Whether a forward pass is repeated for the sake of its backward pass: then nothing may change that has changed
         in the first one.
     cut_behind : bool
-        Whether activation checkpointing may cut here: what the layer returns is small and holds on to nothing else.
+        Whether activation checkpointing may cut here: what the layer returns is small and holds on to little else.
     """
 
     recomputing: bool = False

@@ -135,7 +135,9 @@ def recalibrate(net: nn.Module, x: Tensor, batch_size: int | None = None) -> nn.
         return net
     was_training = {module: module.training for module in norms}
     momenta = {norm: norm.momentum for norm in norms}
-    batches = [batch for batch in x.split(batch_size or x.shape[0]) if batch.shape[0] > 1]
+    # Of nearly equal size, since they count alike, and none of a single input, which has no variance.
+    count = x.shape[0]
+    batches = x.tensor_split(min(-(-count // (batch_size or count)), count // 2))
     try:
         for norm in norms:
             norm.train()

@@ -1,6 +1,6 @@
 """Activation checkpointing: keep what enters a segment of layers, and compute its inside again in the backward pass.
 
-Segments end behind layers that return a small belief and nothing else to hold on to (`Layer.cut_behind`), such as the
+Segments end behind layers that return a small belief and little else to hold on to (`Layer.cut_behind`), such as the
 sign. The repetition gives the same numbers and changes nothing: running statistics have seen the batch already
 (`Layer.recomputing`), weights hand out what they have computed once (`computed_once`), precision is what it was.
 """

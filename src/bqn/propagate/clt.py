@@ -365,6 +365,7 @@ def linear(
     """
     mean = mean_of(x)
     bias_mean = None if bias is None else mean_of(bias)
+    made_of = _made_of(x, weight, geometry)
 
     def moments(centre: Tensor | None) -> tuple[Tensor, Tensor]:
         inputs = x
@@ -386,22 +387,21 @@ def linear(
         centre = statistics.centre(mean, momentum)
         result, var = moments(centre)
         if geometry is None:
-            return Gaussian.of(result, var, units=_made_of(x, weight))
+            return Gaussian.of(result, var, units=made_of)
         correlation = correlation_of_sums(x, weight, centre, statistics, momentum)
         once = tuple(1 for _ in geometry.stride)
         return Gaussian.of(result, var, Neighbours(neighbours.behind_pooling(correlation, once, geometry.stride)))
 
     dtype = half.working_dtype(mean) if _works_in_half(x, weight, geometry) else weight.dtype
     like = weight.mean.new_empty(0, dtype=dtype)
-    made_of = _made_of(x, weight) if geometry is None else None
     return Gaussian.deferred(_output_shape(x, weight, geometry), like, total, within, units=made_of)
 
 
-def _made_of(x: Belief, weight: Categorical) -> Units | None:
+def _made_of(x: Belief, weight: Categorical, geometry: Geometry | None) -> Units | None:
     """What the sums of a matrix product have in common: inputs that are not known."""
-    if isinstance(x, Tensor) or weight.mean.dim() != 2 or len(x.shape) != 2:
+    if isinstance(x, Tensor) or geometry is not None or weight.mean.dim() != 2 or len(x.shape) != 2:
         return None
-    return Units(x, weight.mean)
+    return units.that_read(x, weight.mean)
 
 
 def _noise_of_units(x: Belief, weight: Categorical, geometry: Geometry | None) -> Tensor | None:

@@ -104,10 +104,12 @@ def _quantized(x: Gaussian, scores: Callable[[], list[Tensor]], levels: Levels) 
     if x.units is None:
         return None
     spans = [upper - lower for lower, upper in pairwise(levels)]
-    if not isinstance(x.origin, Normalization):
-        return x.units._replace(slope=lambda: slope_of_quantized(scores(), spans, x.var, None))
-    var, weight, from_batch = x.origin.var, x.origin.weight, x.origin.from_batch
-    direction = None if weight is None else weight.detach().sign()
+    # Tensors by themselves: a function that knew x would hold on to all that x is made of.
+    if isinstance(x.origin, Normalization):
+        var, weight, from_batch = x.origin.var, x.origin.weight, x.origin.from_batch
+        direction = None if weight is None else weight.detach().sign()
+    else:
+        var, direction, from_batch = x.var, None, False
     return x.units._replace(slope=lambda: slope_of_quantized(scores(), spans, var, direction), from_batch=from_batch)
 
 

@@ -9,12 +9,12 @@ variance of this sum gains
 
     Σ_{i≠j} w_i w_j g_i g_j Σ_k M_ik M_jk ν_k  =  Σ_k ν_k ((Σ_i w_i g_i M_ik)² - Σ_i w_i² g_i² M_ik²),
 
-to first order in the correlations; the higher orders are small. Inputs that were flattened from neighbouring
-positions err together themselves (`neighbours`), which adds pairs of k.
+to first order in the correlations, which is too little where many units agree and are fairly sure. Inputs that were
+flattened from neighbouring positions err together themselves (`neighbours`), which adds pairs of k.
 
-That is a product for each example and each output, too much for every step of training. While batch norm takes its
-statistics from the batch, the means ḡ of the slopes over that batch stand for all examples, and the whole is scaled for
-each of them by (Σ g / Σ ḡ)²: one product of weights a step. At evaluation no example depends on the others.
+That is a product with M for each example and each output. While batch norm takes its statistics from the batch, the
+means ḡ of the slopes over that batch stand for all examples, and the whole is scaled for each of them by
+(Σ g / Σ ḡ)²: one product of weights a step. At evaluation no example depends on the others.
 
 Carried over one layer only: from a fully connected layer through batch norm, or none, and a quantizer into the next
 fully connected layer, if that has few outputs.
@@ -29,15 +29,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from bqn.beliefs import Categorical, Gaussian
 from bqn.propagate import batch, neighbours
 
 if TYPE_CHECKING:
-    from bqn.beliefs import Categorical, Gaussian
+    from bqn.propagate.neighbours import Neighbours
 
-MOST_OUTPUTS = 128
+MOST_OUTPUTS = 32
 # Numbers that are formed at once for a part of the batch.
 _AT_ONCE = 2**25
-_SURE = 1 - 1e-6  # a unit that leans further has no slope to speak of
+# A unit that leans further has no slope; its distance from the threshold counts as so many standard deviations.
+_SURE, _FAR = 1 - 1e-6, 40.0
 
 
 class Units(NamedTuple):
@@ -45,7 +47,8 @@ class Units(NamedTuple):
 
     Attributes
     ----------
-    inputs : belief `(N, inputs)`, what all of them read
+    doubt : function, gives the variances of the inputs that all of them read, `(N, inputs)`
+    neighbours : Neighbours or None, what these inputs have in common
     weight : Tensor `(units, inputs)`, the means of their weights
     slope : function or None
         Gives the slope of each unit's mean by its sum, `(N, units)`; None while the units are the sums themselves.
@@ -53,16 +56,28 @@ class Units(NamedTuple):
         Whether examples of the batch depend on each other already, so that they may here.
     """
 
-    inputs: Gaussian | Categorical
+    doubt: Callable[[], Tensor]
+    neighbours: Neighbours | None
     weight: Tensor
     slope: Callable[[], Tensor] | None = None
     from_batch: bool = False
 
 
+def that_read(x: Gaussian | Categorical, weight: Tensor) -> Units:
+    """The units that read `x` with weights of these means. They hold on to nothing that `x` is made of itself."""
+    if isinstance(x, Categorical) and len(x.level_values) == 2:
+        # Formed when it is needed, and each time anew: activation checkpointing relies on it.
+        (low, high), mean = x.level_values, x.mean
+        return Units(lambda: ((high - mean) * (mean - low)).clamp_min(0), x.neighbours, weight)
+    var = x.var
+    return Units(lambda: var, x.neighbours, weight)
+
+
 def score_of(tilt: Tensor) -> Tensor:
     """How many standard deviations above its threshold the mean of a sum lies, from P(above) - P(below)."""
-    wide = tilt.dtype if tilt.dtype == torch.float64 else torch.float32
-    return math.sqrt(2) * torch.erfinv(tilt.to(wide).clamp(-_SURE, _SURE))
+    tilt = tilt if tilt.dtype == torch.float64 else tilt.float()
+    score = math.sqrt(2) * torch.erfinv(tilt.clamp(-_SURE, _SURE))
+    return torch.where(tilt.abs() < _SURE, score, _FAR)
 
 
 def slope_of_quantized(
@@ -98,18 +113,14 @@ def common_noise(units: Units, weight: Tensor) -> Tensor | None:
     """
     if units.slope is None or weight.dim() != 2 or weight.shape[0] > MOST_OUTPUTS:
         return None
-    slope, noise = units.slope().to(weight.dtype), _InputNoise(units, weight.dtype)
+    slope, noise = units.slope().to(weight.dtype), _InputNoise.of(units, weight.dtype)
     if slope.shape[0] == 0:
         return None
     if units.from_batch:
         return _by_mean_slopes(slope, noise, units.weight, weight)
     rows = max(1, _AT_ONCE // (weight.shape[0] * units.weight.shape[1]))
-    parts = [_by_own_slopes(part, noise.of(at), units.weight, weight) for part, at in _in_parts(slope, rows)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _in_parts(slope: Tensor, rows: int) -> list[tuple[Tensor, slice]]:
-    return [(part, slice(k * rows, k * rows + rows)) for k, part in enumerate(slope.split(rows))]
+    parts = zip(slope.split(rows), *(var.split(rows) for var in noise.vars), strict=True)
+    return torch.cat([_by_own_slopes(part, noise._replace(vars=own), units.weight, weight) for part, *own in parts])
 
 
 def _by_mean_slopes(slope: Tensor, noise: _InputNoise, inner: Tensor, outer: Tensor) -> Tensor:
@@ -126,30 +137,26 @@ def _by_own_slopes(slope: Tensor, noise: _InputNoise, inner: Tensor, outer: Tens
     return together - alone
 
 
-class _InputNoise:
-    """The noise of the inputs: of each, and of all pairs of places in a channel if they err together."""
+class _InputNoise(NamedTuple):
+    """Variances of the inputs, `(N, inputs)`, and where neighbours err together their means by channel."""
 
-    def __init__(self, units: Units, dtype: torch.dtype) -> None:
-        self.known = units.inputs.neighbours
-        var = units.inputs.var.to(dtype)
-        self.vars = [var]
-        if self.known is not None and self.known.places is not None:
-            self.vars.append(var.unflatten(-1, (-1, math.prod(self.known.places))).mean(-1))
+    vars: list[Tensor]
+    known: Neighbours | None
+    places: tuple[int, ...]
 
-    def of(self, examples: slice) -> _InputNoise:
-        part = object.__new__(_InputNoise)
-        part.known, part.vars = self.known, [var[examples] for var in self.vars]
-        return part
+    @classmethod
+    def of(cls, units: Units, dtype: torch.dtype) -> _InputNoise:
+        var, known = units.doubt().to(dtype), units.neighbours
+        if known is None or known.places is None:
+            return cls([var], None, ())
+        return cls([var, var.unflatten(-1, (-1, math.prod(known.places))).mean(-1)], known, known.places)
 
     def squares(self, weight: Tensor) -> list[Tensor]:
         """What a weight `(..., inputs)` multiplies each of the variances with."""
-        if len(self.vars) == 1:
+        if self.known is None:
             return [weight.square()]
-        assert self.known is not None
-        places = self.known.places
-        assert places is not None
-        by_channel = weight.unflatten(-1, (-1, math.prod(places)))
-        return [weight.square(), neighbours.common_weight(by_channel, self.known.correlation, places)]
+        by_channel = weight.unflatten(-1, (-1, math.prod(self.places)))
+        return [weight.square(), neighbours.common_weight(by_channel, self.known.correlation, self.places)]
 
     def through(self, squares: list[Tensor]) -> Tensor:
         """The variances of sums with these squares: `(outputs, ...)` for all examples or `(N, outputs, ...)`."""

@@ -17,6 +17,7 @@ from bqn.heads import GaussianHead
 from bqn.network import Network
 from bqn.nn import recalibrate
 from bqn.objective import ElboTerms
+from bqn.predictions import RECALIBRATION_INPUTS
 from bqn.propagate import half
 from bqn.training.checkpoint import Moment, digest
 from bqn.training.compiler import compiled
@@ -42,8 +43,6 @@ Tick = Callable[[int, int], None]
 LOOK_EVERY = {"cpu": 1, "cuda": 100}
 # Seconds between two saves at the end of an epoch: on a GPU a small network ends one faster than a disk takes it.
 SAVE_EVERY = {"cpu": 0.0, "cuda": 10.0}
-# Examples that batch norm's statistics are estimated on at the end of an epoch, as many as for sampled networks.
-SETTLED_ON = 2000
 
 
 def fit(
@@ -372,7 +371,7 @@ class Trainer:
     def _settling(self) -> Tensor:
         """Which training examples the statistics are taken from."""
         generator = torch.Generator().manual_seed(self.config.seed)
-        return torch.randperm(len(self.x), generator=generator)[:SETTLED_ON].to(self.device)
+        return torch.randperm(len(self.x), generator=generator)[:RECALIBRATION_INPUTS].to(self.device)
 
     def _validate(self, x: Tensor, y: Tensor) -> Scores:
         """The scores that the first process finds: they decide about the end of the run, so all must have the same."""
