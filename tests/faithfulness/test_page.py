@@ -104,7 +104,7 @@ def test_writing(tmp_path):
 def test_a_figure_is_a_document_with_a_panel_a_question():
     svg = ElementTree.fromstring(draw(a_record()))
     texts = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")]
-    for label in ("NLL of S networks, nats", "error of S networks", "variance, mean field / sampled",
+    for label in ("NLL of S networks, nats", "error of S networks", "variance, analytic / sampled",
                   "correlation of neighbours", "correlation of units, rms", "analytic pass",
                   "sampled networks, recalibrated"):  # fmt: skip
         assert label in texts

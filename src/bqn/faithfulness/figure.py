@@ -17,12 +17,13 @@ MODES = {
     "mc_recalibrated": ("map", "triangle", "sampled networks, recalibrated"),
 }
 _SCORES = (("nll", "NLL of S networks, nats", False), ("error", "error of S networks", True))
-# Figure of a layer, what it is called, and what it would be if mean field were right.
+# Figure of a layer, what it is called, and what it would be if the analytic pass were right; of correlations, of which
+# the pass carries some, there is no such number.
 _LAYERS = (
     ("mean_error", "error of the means, deviations", 0.0),
-    ("variance_ratio", "variance, mean field / sampled", 1.0),
-    ("neighbour", "correlation of neighbours", 0.0),
-    ("unit", "correlation of units, rms", 0.0),
+    ("variance_ratio", "variance, analytic / sampled", 1.0),
+    ("neighbour", "correlation of neighbours", None),
+    ("unit", "correlation of units, rms", None),
 )
 _WIDE = 4  # an axis whose ends are farther apart than so many times is logarithmic
 
@@ -80,8 +81,8 @@ def figure_of(row: Mapping[str, Any], name: str) -> float | None:
     return None if found is None else found["rms" if name == "unit" else "mean"]
 
 
-def _layers(record: Record, modes: Sequence[str], name: str, label: str, right: float) -> Chart | None:
-    """A figure of every layer, in the order of the pass; `right` is what it would be if mean field were right."""
+def _layers(record: Record, modes: Sequence[str], name: str, label: str, right: float | None) -> Chart | None:
+    """A figure of every layer, in the order of the pass; `right` is what it would be if the pass were right."""
     series: dict[str, list[Point]] = {}
     names = [row["layer"] for row in record[modes[0]]["layers"]]
     for mode in modes:
@@ -92,9 +93,10 @@ def _layers(record: Record, modes: Sequence[str], name: str, label: str, right: 
     if not values:
         return None
     x = Axis("layer", 0.5, len(names) + 0.5, whole=True)
-    y = Axis.around(label, [right, *values])
+    y = Axis.around(label, [0.0 if right is None else right, *values])
     chart = Chart(x, y, f"{label}, layer by layer: from {min(values):.3g} to {max(values):.3g}")
-    chart.line([(x.low, right), (x.high, right)], "analytic")
+    if right is not None:
+        chart.line([(x.low, right), (x.high, right)], "analytic")
     for mode, points in series.items():
         style, shape, words = MODES[mode]
         titles = [f"{names[round(number) - 1]}, {words}: {value:.3g}" for number, value in points]
