@@ -76,21 +76,21 @@ def test_mean_slopes_are_exact_where_all_examples_have_the_same_up_to_a_factor(p
     assert_close(units.common_noise(known, weight), written_out(known, inputs, weight))
 
 
-def test_gradients() -> None:
+@pytest.mark.parametrize("places", [None, (3,)])
+@pytest.mark.parametrize("from_batch", [False, True])
+def test_gradients(from_batch: bool, places: tuple[int, ...] | None) -> None:
     tilt = (2 * torch.rand(3, 6, dtype=torch.float64) - 1).requires_grad_()
     inner, outer = (torch.randn(4, 6, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64))
     lean, var = 1.8 * torch.rand(3, 4, dtype=torch.float64) - 0.9, 1 + torch.rand(3, 4, dtype=torch.float64)
-    tensors = [tilt, *(tensor.requires_grad_() for tensor in (inner, outer, lean, var))]
+    near = None if places is None else Neighbours(torch.tensor(0.6, dtype=torch.float64), places)
 
-    for from_batch in (False, True):
+    def noise(tilt: Tensor, inner: Tensor, outer: Tensor, lean: Tensor, var: Tensor) -> Tensor | None:
+        read = Categorical.of((-1.0, 1.0), mean=tilt, neighbours=near)
+        slope = units.slope_of_quantized([units.density_of(lean)], [2.0], var, None)
+        known = units.that_read(read, inner)._replace(slope=lambda: slope, from_batch=from_batch)
+        return units.common_noise(known, outer)
 
-        def noise(tilt, inner, outer, lean, var, from_batch=from_batch):
-            read = Categorical.of((-1.0, 1.0), mean=tilt)
-            slope = units.slope_of_quantized([units.score_of(lean)], [2.0], var, None)
-            known = units.that_read(read, inner)._replace(slope=lambda: slope, from_batch=from_batch)
-            return units.common_noise(known, outer)
-
-        assert torch.autograd.gradcheck(noise, tensors)
+    assert torch.autograd.gradcheck(noise, [tilt, *(tensor.requires_grad_() for tensor in (inner, outer, lean, var))])
 
 
 @pytest.mark.parametrize("levels", [(-1.0, 1.0), (0.0, 3.0), (-1.0, 0.0, 1.0), (-2.0, -0.5, 0.5, 1.0)])
@@ -111,7 +111,7 @@ def test_slope_is_that_of_the_mean(levels: tuple[float, ...]) -> None:
 
 def test_there_is_no_slope_where_there_is_no_doubt() -> None:
     """However small the variance that rounding has left: the mean of such a unit does not move."""
-    sure = units.score_of(torch.tensor([1.0, -1.0, 1.0]))
+    sure = units.density_of(torch.tensor([1.0, -1.0, 1.0]))
     slope = units.slope_of_quantized([sure], [2.0], torch.tensor([0.0, 1.0, 1e-12]), None)
     assert slope.tolist() == [0.0, 0.0, 0.0]
 

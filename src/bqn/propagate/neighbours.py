@@ -71,6 +71,12 @@ def matrix(correlation: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...] |
     return torch.pow(correlation, square.to(correlation.dtype).sqrt())
 
 
+def matrix_of_pairs(correlation: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...] | None = None) -> Tensor:
+    """The same with zeros on the diagonal: what different places have in common."""
+    apart = matrix(correlation, sizes, steps)
+    return apart - torch.eye(apart.shape[0], dtype=apart.dtype, device=apart.device)
+
+
 def of_average(correlation: Tensor, kernel: tuple[int, ...]) -> Tensor:
     """The variance of the mean over a window, for inputs of variance one."""
     return _between(correlation, kernel, tuple(0 for _ in kernel))
@@ -154,8 +160,7 @@ def common_weight(
     mean: Tensor, correlation: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...] | None = None
 ) -> Tensor:
     """G: what the noise of a channel is multiplied with beyond the squares, `(..., K)` to `(...)`."""
-    apart = matrix(correlation.to(mean.dtype), sizes, steps)
-    apart = apart - torch.eye(apart.shape[0], dtype=apart.dtype, device=apart.device)
+    apart = matrix_of_pairs(correlation.to(mean.dtype), sizes, steps)
     return (mean @ apart * mean).sum(-1)
 
 
@@ -166,8 +171,7 @@ def inside(correlation: Tensor, sizes: tuple[int, ...], kernel: tuple[int, ...],
     """
     image = correlation.new_ones((1, 1, *sizes))
     marks = windows(image, kernel, geometry.stride, geometry.padding, geometry.dilation)
-    apart = matrix(correlation, kernel, geometry.dilation)
-    apart = apart - torch.eye(apart.shape[0], dtype=apart.dtype, device=apart.device)
+    apart = matrix_of_pairs(correlation, kernel, geometry.dilation)
     pairs = (marks @ apart * marks).sum(-1)
     whole = apart.sum() * marks.mean(-1)
     return torch.where(whole > 0, pairs / torch.where(whole > 0, whole, 1.0), 1.0)

@@ -14,7 +14,7 @@ from bqn.checks import may_look
 from bqn.levels import Levels, index_tensor, interval_index, level_tensor
 from bqn.propagate.neighbours import Neighbours, behind_sign
 from bqn.propagate.normalized_sign import Normalization, normalized_sign
-from bqn.propagate.units import Units, score_of, slope_of_quantized
+from bqn.propagate.units import Units, density, density_of, slope_of_quantized
 
 _ROOT_HALF = math.sqrt(0.5)
 _SURE = 40.0  # standard deviations beyond which the normal distribution function is 0 or 1 in float64
@@ -74,7 +74,7 @@ def _quantize_gaussian(x: Gaussian, levels: Levels, thresholds: Levels) -> Categ
             levels,
             mean=tilt if middle == 0 and half == 1 else middle + half * tilt,
             neighbours=_kept(x, behind_sign),
-            units=_quantized(x, lambda: [score_of(tilt)], levels),
+            units=_quantized(x, lambda: [density_of(tilt)], levels),
         )
     scores = [standardize(x.mean, x.var, threshold) for threshold in thresholds]
     # erfc, because torch.special.ndtr loses the lower tail
@@ -89,7 +89,7 @@ def _quantize_gaussian(x: Gaussian, levels: Levels, thresholds: Levels) -> Categ
         levels,
         probs=torch.stack(probs, -1),
         neighbours=_kept(x),
-        units=_quantized(x, lambda: scores, levels),
+        units=_quantized(x, lambda: [density(score) for score in scores], levels),
     )
 
 
@@ -99,8 +99,8 @@ def _kept(x: Gaussian, change: Callable[[Tensor], Tensor] = lambda correlation: 
     return None if known is None else known._replace(correlation=change(known.correlation))
 
 
-def _quantized(x: Gaussian, scores: Callable[[], list[Tensor]], levels: Levels) -> Units | None:
-    """What quantized units have in common, if that is known of their sums; `scores` as for `slope_of_quantized`."""
+def _quantized(x: Gaussian, densities: Callable[[], list[Tensor]], levels: Levels) -> Units | None:
+    """What quantized units have in common, if that is known of their sums; `densities` as for `slope_of_quantized`."""
     if x.units is None:
         return None
     spans = [upper - lower for lower, upper in pairwise(levels)]
@@ -110,7 +110,7 @@ def _quantized(x: Gaussian, scores: Callable[[], list[Tensor]], levels: Levels) 
         direction = None if weight is None else weight.detach().sign()
     else:
         var, direction, from_batch = x.var, None, False
-    return x.units._replace(slope=lambda: slope_of_quantized(scores(), spans, var, direction), from_batch=from_batch)
+    return x.units._replace(slope=lambda: slope_of_quantized(densities(), spans, var, direction), from_batch=from_batch)
 
 
 def shift(x: Belief, offset: float) -> Belief:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 MOST_OUTPUTS = 32
 # Numbers that are formed at once for a part of the batch.
 _AT_ONCE = 2**25
-# A unit that leans further has no slope; its distance from the threshold counts as so many standard deviations.
-_SURE, _FAR = 1 - 1e-6, 40.0
+_SURE = 1 - 1e-6  # a unit that leans further has no slope
 
 
 class Units(NamedTuple):
@@ -68,35 +67,81 @@ def that_read(x: Gaussian | Categorical, weight: Tensor) -> Units:
     if isinstance(x, Categorical) and len(x.level_values) == 2:
         # Formed when it is needed, and each time anew: activation checkpointing relies on it.
         (low, high), mean = x.level_values, x.mean
-        return Units(lambda: ((high - mean) * (mean - low)).clamp_min(0), x.neighbours, weight)
+        return Units(lambda: _Doubt.apply(mean, low, high), x.neighbours, weight)  # type: ignore[no-untyped-call]
     var = x.var
     return Units(lambda: var, x.neighbours, weight)
 
 
-def score_of(tilt: Tensor) -> Tensor:
-    """How many standard deviations above its threshold the mean of a sum lies, from P(above) - P(below)."""
-    tilt = tilt if tilt.dtype == torch.float64 else tilt.float()
-    score = math.sqrt(2) * torch.erfinv(tilt.clamp(-_SURE, _SURE))
-    return torch.where(tilt.abs() < _SURE, score, _FAR)
+class _Doubt(torch.autograd.Function):
+    """The variance of what lies on two levels, from its mean. Keeps the mean alone, which others keep too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, low: float, high: float) -> Tensor:
+        return ((high - mean) * (mean - low)).clamp_min(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        mean, *ctx.levels = inputs
+        ctx.save_for_backward(mean)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
+        (mean,) = ctx.saved_tensors
+        return grads[0] * (sum(ctx.levels) - 2 * mean), None, None
+
+
+def density(score: Tensor) -> Tensor:
+    """The standard normal density at a distance from the threshold, but for its constant, 1/√2π."""
+    return torch.exp(-0.5 * (score if score.dtype == torch.float64 else score.float()).square())
+
+
+def density_of(tilt: Tensor) -> Tensor:
+    """The same from P(above) - P(below)."""
+    result: Tensor = _DensityOfTilt.apply(tilt)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _DensityOfTilt(torch.autograd.Function):
+    """exp(-e²) with e = erfinv(tilt), whose derivative is -√π e. Keeps the tilt alone, which others keep too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tilt: Tensor) -> Tensor:
+        wide = tilt if tilt.dtype == torch.float64 else tilt.float()
+        return torch.where(wide.abs() < _SURE, torch.exp(-torch.erfinv(wide.clamp(-_SURE, _SURE)).square()), 0.0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        (tilt,) = ctx.saved_tensors
+        wide = tilt if tilt.dtype == torch.float64 else tilt.float()
+        root = torch.where(wide.abs() < _SURE, torch.erfinv(wide.clamp(-_SURE, _SURE)), 0.0)
+        by_tilt: Tensor = grads[0] * root * -math.sqrt(math.pi)
+        return by_tilt.to(tilt.dtype)
 
 
 def slope_of_quantized(
-    scores: Sequence[Tensor], spans: Sequence[float], var: Tensor, direction: Tensor | None
+    densities: Sequence[Tensor], spans: Sequence[float], var: Tensor, direction: Tensor | None
 ) -> Tensor:
     """The slope of the mean of a quantized variable by the sum that it quantizes.
 
     Parameters
     ----------
-    scores : Tensors, distances of the mean from each threshold in standard deviations
+    densities : Tensors, at each threshold as `density` has them
     spans : floats, by how much the level rises there
     var : Tensor, of the sum
     direction : Tensor or None, the sign of what the sum is multiplied with first
     """
-    wide = var.dtype if var.dtype == torch.float64 else torch.float32
-    rises = [span * torch.exp(-0.5 * score.to(wide).square()) for score, span in zip(scores, spans, strict=True)]
-    floor = torch.finfo(wide).tiny ** 0.5
-    slope = sum(rises[1:], rises[0]) * var.to(wide).clamp_min(floor).rsqrt() / math.sqrt(2 * math.pi)
-    return slope if direction is None else slope * direction.to(wide)
+    rises = [each * (span / math.sqrt(2 * math.pi)) for each, span in zip(densities, spans, strict=True)]
+    wide = var if var.dtype == torch.float64 else var.float()
+    scale = wide.clamp_min(torch.finfo(wide.dtype).tiny ** 0.5).rsqrt()
+    return sum(rises[1:], rises[0]) * (scale if direction is None else scale * direction.to(wide.dtype))
 
 
 def common_noise(units: Units, weight: Tensor) -> Tensor | None:
@@ -126,9 +171,61 @@ def common_noise(units: Units, weight: Tensor) -> Tensor | None:
 def _by_mean_slopes(slope: Tensor, noise: _InputNoise, inner: Tensor, outer: Tensor) -> Tensor:
     typical = batch.mean_of_all(slope.mean(0))
     size = (slope.abs().sum(-1, keepdim=True) / typical.abs().sum().clamp_min(torch.finfo(slope.dtype).tiny)).square()
-    scaled = outer * typical
-    together, alone = noise.squares(scaled @ inner), noise.squares(inner)
-    return size * noise.through([both - scaled.square() @ one for both, one in zip(together, alone, strict=True)])
+    near = None
+    if noise.known is not None:
+        near = neighbours.matrix_of_pairs(noise.known.correlation.to(inner.dtype), noise.places)
+    gains: tuple[Tensor, Tensor | None] = _Gain.apply(outer * typical, inner, near)  # type: ignore[no-untyped-call]
+    return size * noise.through([gain for gain in gains if gain is not None])
+
+
+class _Gain(torch.autograd.Function):
+    """What sums of units with weights `outer`, which read with weights `inner`, make of the noise of their inputs
+    beyond what each unit makes of it by itself: of each input, and of pairs of places, whose correlations are `near`.
+
+    Keeps both weights alone; backward forms all squares anew, which are as large as the larger one.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(outer: Tensor, inner: Tensor, near: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        both, square = outer @ inner, outer.square()
+        gain = both.square() - square @ inner.square()
+        if near is None:
+            return gain, None
+        return gain, _pairs(both, near) - square @ _pairs(inner, near)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        outer, inner, near = ctx.saved_tensors
+        both, square = outer @ inner, outer.square()
+        by_both, by_outer, by_inner = torch.zeros_like(both), torch.zeros_like(outer), torch.zeros_like(inner)
+        if grads[0] is not None:
+            by_both = by_both + grads[0] * both
+            by_outer = by_outer - outer * (grads[0] @ inner.square().mT)
+            by_inner = by_inner - inner * (square.mT @ grads[0])
+        if near is not None and grads[1] is not None:
+            by_both = by_both + _spread(both, near, grads[1])
+            by_outer = by_outer - outer * (grads[1] @ _pairs(inner, near).mT)
+            by_inner = by_inner - _spread(inner, near, square.mT @ grads[1])
+        return 2 * (by_outer + by_both @ inner.mT), 2 * (by_inner + outer.mT @ by_both), None
+
+
+def _pairs(weight: Tensor, near: Tensor) -> Tensor:
+    """Σ w_p w_q r_pq over pairs of places of a channel: `(..., inputs)` to `(..., channels)`."""
+    by_channel: Tensor = weight.unflatten(-1, (-1, near.shape[0]))
+    return (by_channel @ near * by_channel).sum(-1)
+
+
+def _spread(weight: Tensor, near: Tensor, grad: Tensor) -> Tensor:
+    """Half the gradient of `_pairs` by the weight; correlations are symmetric."""
+    by_channel: Tensor = weight.unflatten(-1, (-1, near.shape[0]))
+    return (by_channel @ near * grad.unsqueeze(-1)).flatten(-2)
 
 
 def _by_own_slopes(slope: Tensor, noise: _InputNoise, inner: Tensor, outer: Tensor) -> Tensor:
@@ -146,7 +243,9 @@ class _InputNoise(NamedTuple):
 
     @classmethod
     def of(cls, units: Units, dtype: torch.dtype) -> _InputNoise:
-        var, known = units.doubt().to(dtype), units.neighbours
+        # Half precision stays what it is: this is a part of a variance, and what is kept for backward is half as much.
+        var, known = units.doubt(), units.neighbours
+        var = var if var.dtype in (torch.bfloat16, torch.float16) else var.to(dtype)
         if known is None or known.places is None:
             return cls([var], None, ())
         return cls([var, var.unflatten(-1, (-1, math.prod(known.places))).mean(-1)], known, known.places)
@@ -155,13 +254,14 @@ class _InputNoise(NamedTuple):
         """What a weight `(..., inputs)` multiplies each of the variances with."""
         if self.known is None:
             return [weight.square()]
-        by_channel = weight.unflatten(-1, (-1, math.prod(self.places)))
-        return [weight.square(), neighbours.common_weight(by_channel, self.known.correlation, self.places)]
+        near = neighbours.matrix_of_pairs(self.known.correlation.to(weight.dtype), self.places)
+        return [weight.square(), _pairs(weight, near)]
 
     def through(self, squares: list[Tensor]) -> Tensor:
         """The variances of sums with these squares: `(outputs, ...)` for all examples or `(N, outputs, ...)`."""
-        terms = [
-            var @ square.mT if square.dim() == 2 else (square @ var.unsqueeze(-1)).squeeze(-1)
-            for var, square in zip(self.vars, squares, strict=True)
-        ]
+        terms: list[Tensor] = []
+        for var, square in zip(self.vars, squares, strict=True):
+            low = square.to(var.dtype)
+            term = var @ low.mT if square.dim() == 2 else (low @ var.unsqueeze(-1)).squeeze(-1)
+            terms.append(term.to(square.dtype))
         return sum(terms[1:], terms[0])
