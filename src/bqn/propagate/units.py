@@ -243,9 +243,11 @@ class _InputNoise(NamedTuple):
 
     @classmethod
     def of(cls, units: Units, dtype: torch.dtype) -> _InputNoise:
-        # Half precision stays what it is: this is a part of a variance, and what is kept for backward is half as much.
+        # On a GPU half precision stays what it is: it is a part of a variance, and what is kept for backward is half as
+        # much. On a CPU such products are slow, and some crash.
         var, known = units.doubt(), units.neighbours
-        var = var if var.dtype in (torch.bfloat16, torch.float16) else var.to(dtype)
+        stays = var.dtype in (torch.bfloat16, torch.float16) and var.device.type != "cpu"
+        var = var if stays else var.to(dtype)
         if known is None or known.places is None:
             return cls([var], None, ())
         return cls([var, var.unflatten(-1, (-1, math.prod(known.places))).mean(-1)], known, known.places)
