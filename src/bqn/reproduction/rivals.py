@@ -17,9 +17,12 @@ class Rival(NamedTuple):
 
 
 def read(out: Path, method: str, architecture: str, data: str, mode: str) -> Rival | None:
-    """The record of a method, which must have `mode`; an ensemble of five where there is one; None without a record."""
+    """The record of a method, which must have `mode`; None without one.
+
+    An ensemble of five, or a run that saw shifted images, comes first where there is one.
+    """
     name = f"{method}-{architecture}-{data}"
-    paths = [out / "rivals" / f"{name}{ending}.json" for ending in ("-five", "")]
+    paths = [out / "rivals" / f"{name}{ending}.json" for ending in ("-five", "-shifted", "")]
     path = next((path for path in paths if path.exists()), None)
     if path is None:
         return None
