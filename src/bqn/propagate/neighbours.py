@@ -160,8 +160,12 @@ def common_weight(
     mean: Tensor, correlation: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...] | None = None
 ) -> Tensor:
     """G: what the noise of a channel is multiplied with beyond the squares, `(..., K)` to `(...)`."""
-    apart = matrix_of_pairs(correlation.to(mean.dtype), sizes, steps)
-    return (mean @ apart * mean).sum(-1)
+    return over_pairs(mean, matrix_of_pairs(correlation.to(mean.dtype), sizes, steps))
+
+
+def over_pairs(weight: Tensor, near: Tensor) -> Tensor:
+    """Σ w_p w_q r_pq over pairs of places, `(..., K)` to `(...)`; `near` as `matrix_of_pairs` gives it."""
+    return (weight @ near * weight).sum(-1)
 
 
 def inside(correlation: Tensor, sizes: tuple[int, ...], kernel: tuple[int, ...], geometry: Geometry) -> Tensor:

@@ -171,10 +171,8 @@ def common_noise(units: Units, weight: Tensor) -> Tensor | None:
 def _by_mean_slopes(slope: Tensor, noise: _InputNoise, inner: Tensor, outer: Tensor) -> Tensor:
     typical = batch.mean_of_all(slope.mean(0))
     size = (slope.abs().sum(-1, keepdim=True) / typical.abs().sum().clamp_min(torch.finfo(slope.dtype).tiny)).square()
-    near = None
-    if noise.known is not None:
-        near = neighbours.matrix_of_pairs(noise.known.correlation.to(inner.dtype), noise.places)
-    gains: tuple[Tensor, Tensor | None] = _Gain.apply(outer * typical, inner, near)  # type: ignore[no-untyped-call]
+    scaled = outer * typical
+    gains: tuple[Tensor, Tensor | None] = _Gain.apply(scaled, inner, noise.near)  # type: ignore[no-untyped-call]
     return size * noise.through([gain for gain in gains if gain is not None])
 
 
@@ -218,8 +216,7 @@ class _Gain(torch.autograd.Function):
 
 def _pairs(weight: Tensor, near: Tensor) -> Tensor:
     """Σ w_p w_q r_pq over pairs of places of a channel: `(..., inputs)` to `(..., channels)`."""
-    by_channel: Tensor = weight.unflatten(-1, (-1, near.shape[0]))
-    return (by_channel @ near * by_channel).sum(-1)
+    return neighbours.over_pairs(weight.unflatten(-1, (-1, near.shape[0])), near)
 
 
 def _spread(weight: Tensor, near: Tensor, grad: Tensor) -> Tensor:
@@ -235,11 +232,11 @@ def _by_own_slopes(slope: Tensor, noise: _InputNoise, inner: Tensor, outer: Tens
 
 
 class _InputNoise(NamedTuple):
-    """Variances of the inputs, `(N, inputs)`, and where neighbours err together their means by channel."""
+    """Variances of the inputs, `(N, inputs)`; and where neighbours err together their means by channel, and how near
+    the places of a channel are to each other, see `neighbours.matrix_of_pairs`."""
 
     vars: list[Tensor]
-    known: Neighbours | None
-    places: tuple[int, ...]
+    near: Tensor | None
 
     @classmethod
     def of(cls, units: Units, dtype: torch.dtype) -> _InputNoise:
@@ -249,15 +246,13 @@ class _InputNoise(NamedTuple):
         stays = var.dtype in (torch.bfloat16, torch.float16) and var.device.type != "cpu"
         var = var if stays else var.to(dtype)
         if known is None or known.places is None:
-            return cls([var], None, ())
-        return cls([var, var.unflatten(-1, (-1, math.prod(known.places))).mean(-1)], known, known.places)
+            return cls([var], None)
+        near = neighbours.matrix_of_pairs(known.correlation.to(dtype), known.places)
+        return cls([var, var.unflatten(-1, (-1, near.shape[0])).mean(-1)], near)
 
     def squares(self, weight: Tensor) -> list[Tensor]:
         """What a weight `(..., inputs)` multiplies each of the variances with."""
-        if self.known is None:
-            return [weight.square()]
-        near = neighbours.matrix_of_pairs(self.known.correlation.to(weight.dtype), self.places)
-        return [weight.square(), _pairs(weight, near)]
+        return [weight.square()] if self.near is None else [weight.square(), _pairs(weight, self.near)]
 
     def through(self, squares: list[Tensor]) -> Tensor:
         """The variances of sums with these squares: `(outputs, ...)` for all examples or `(N, outputs, ...)`."""
