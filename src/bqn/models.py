@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
@@ -26,17 +27,19 @@ def mlp(
     activations: Iterable[float] | Tensor = BINARY,
     batch_norm: bool = True,
     init: str = "signal",
+    mean_field: bool = False,
 ) -> Network:
     """Fully connected classifier on `(N, in_features)`, or on anything that flattens to it."""
+    weights: dict[str, Any] = {"levels": levels, "init": init, "mean_field": mean_field}
     layers: list[nn.Layer] = [nn.Flatten()]
     width = in_features
     for units in hidden:
-        layers.append(nn.Linear(width, units, bias=not batch_norm, levels=levels, init=init))
+        layers.append(nn.Linear(width, units, bias=not batch_norm, **weights))
         if batch_norm:
             layers.append(nn.BatchNorm1d(units))
         layers.append(_activation(activations))
         width = units
-    layers.append(nn.Linear(width, classes, levels=levels, init=init))
+    layers.append(nn.Linear(width, classes, **weights))
     return Network(nn.Sequential(*layers), SoftmaxHead(width))
 
 
@@ -49,6 +52,7 @@ def cnn(
     levels: Iterable[float] | Tensor = BINARY,
     activations: Iterable[float] | Tensor = BINARY,
     init: str = "signal",
+    mean_field: bool = False,
 ) -> Network:
     """The paper's convolutional classifier on `(N, C, H, W)`: 5 × 5 convolutions, 2 × 2 average pooling, one hidden
     layer.
@@ -56,18 +60,19 @@ def cnn(
     `pool_first` puts the pooling before batch norm and sign, otherwise it follows them.
     """
     depth, height, width = image_shape
+    weights: dict[str, Any] = {"levels": levels, "init": init, "mean_field": mean_field}
     layers: list[nn.Layer] = []
     for units in channels:
-        layers.append(nn.Conv2d(depth, units, 5, padding=2, bias=False, levels=levels, init=init))
+        layers.append(nn.Conv2d(depth, units, 5, padding=2, bias=False, **weights))
         rest: list[nn.Layer] = [nn.BatchNorm2d(units), _activation(activations)]
         layers += [nn.AvgPool2d(2), *rest] if pool_first else [*rest, nn.AvgPool2d(2)]
         depth, height, width = units, height // 2, width // 2
     layers += [
         nn.Flatten(),
-        nn.Linear(depth * height * width, hidden, bias=False, levels=levels, init=init),
+        nn.Linear(depth * height * width, hidden, bias=False, **weights),
         nn.BatchNorm1d(hidden),
         _activation(activations),
-        nn.Linear(hidden, classes, levels=levels, init=init),
+        nn.Linear(hidden, classes, **weights),
     ]
     return Network(nn.Sequential(*layers), SoftmaxHead(hidden))
 
@@ -80,13 +85,15 @@ def vgg(
     levels: Iterable[float] | Tensor = BINARY,
     activations: Iterable[float] | Tensor = BINARY,
     init: str = "signal",
+    mean_field: bool = False,
 ) -> Network:
     """The paper's small VGG on `(N, C, H, W)`: pairs of 3 × 3 convolutions, 2 × 2 max pooling after each pair."""
     depth, height, width = image_shape
+    weights: dict[str, Any] = {"levels": levels, "init": init, "mean_field": mean_field}
     layers: list[nn.Layer] = []
     for units in channels:
         for position in range(2):
-            layers.append(nn.Conv2d(depth, units, 3, padding=1, bias=False, levels=levels, init=init))
+            layers.append(nn.Conv2d(depth, units, 3, padding=1, bias=False, **weights))
             layers += [nn.BatchNorm2d(units), _activation(activations)]
             if position == 1:
                 layers.append(nn.MaxPool2d(2))
@@ -94,10 +101,10 @@ def vgg(
         height, width = height // 2, width // 2
     layers += [
         nn.Flatten(),
-        nn.Linear(depth * height * width, hidden, bias=False, levels=levels, init=init),
+        nn.Linear(depth * height * width, hidden, bias=False, **weights),
         nn.BatchNorm1d(hidden),
         _activation(activations),
-        nn.Linear(hidden, classes, levels=levels, init=init),
+        nn.Linear(hidden, classes, **weights),
     ]
     return Network(nn.Sequential(*layers), SoftmaxHead(hidden))
 
@@ -110,14 +117,16 @@ def resnet(
     levels: Iterable[float] | Tensor = BINARY,
     activations: Iterable[float] | Tensor = BINARY,
     init: str = "signal",
+    mean_field: bool = False,
 ) -> Network:
     """A residual network on `(N, C, H, W)`: per stage one 3 × 3 convolution, then shortcuts around pairs of them.
 
     Each later stage halves the image by 2 × 2 average pooling; the last is averaged over all positions.
     """
+    weights: dict[str, Any] = {"levels": levels, "init": init, "mean_field": mean_field}
 
     def unit(inside: int, outside: int) -> list[nn.Layer]:
-        convolution = nn.Conv2d(inside, outside, 3, padding=1, bias=False, levels=levels, init=init)
+        convolution = nn.Conv2d(inside, outside, 3, padding=1, bias=False, **weights)
         return [convolution, nn.BatchNorm2d(outside)]
 
     depth, height, width = image_shape
@@ -134,7 +143,7 @@ def resnet(
             ]
         depth = units
     layers += [nn.AvgPool2d((height, width), method="clt"), nn.Flatten()]
-    layers.append(nn.Linear(depth, classes, levels=levels, init=init))
+    layers.append(nn.Linear(depth, classes, **weights))
     return Network(nn.Sequential(*layers), SoftmaxHead(depth))
 
 
@@ -147,15 +156,17 @@ def regressor(
     activations: Iterable[float] | Tensor = BINARY,
     batch_norm: bool = False,
     init: str = "signal",
+    mean_field: bool = False,
 ) -> Network:
     """Regression on `(N, in_features)`: quantized hidden layers and a Gaussian head with real weights.
 
     With `batch_norm` the hidden layers have no bias of their own, and `bias_levels` plays no part.
     """
+    weights: dict[str, Any] = {"levels": levels, "init": init, "mean_field": mean_field}
     layers: list[nn.Layer] = []
     width = in_features
     for units in hidden:
-        layers.append(nn.Linear(width, units, bias=not batch_norm, levels=levels, bias_levels=bias_levels, init=init))
+        layers.append(nn.Linear(width, units, bias=not batch_norm, bias_levels=bias_levels, **weights))
         if batch_norm:
             layers.append(nn.BatchNorm1d(units))
         layers.append(_activation(activations))

@@ -22,7 +22,7 @@ BQN = Method(
     "Bayesian quantized network",
     build=lambda plan: plan.blank(),
     models=("mlp", "cnn", "vgg", "resnet", "regressor"),
-    model_options=(*SIZES, "levels", "activations", "bias_levels", "init"),
+    model_options=(*SIZES, "levels", "activations", "bias_levels", "init", "mean_field"),
 )
 
 # Fixed: a config names an entry here and can name nothing else.

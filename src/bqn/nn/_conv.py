@@ -33,6 +33,7 @@ class _Conv(WeightedSum):
         bias_levels: Iterable[float] | Tensor | None = None,
         prior: Iterable[float] | Tensor | None = None,
         init: str = "signal",
+        mean_field: bool = False,
     ) -> None:
         self.in_channels = require_positive(in_channels, "in_channels")
         self.out_channels = require_positive(out_channels, "out_channels")
@@ -51,7 +52,7 @@ class _Conv(WeightedSum):
         super().__init__(
             (out_channels, in_channels // groups, *self.kernel_size),
             (in_channels, *self.kernel_size),
-            geometry, bias, levels, bias_levels, prior, method, init,
+            geometry, bias, levels, bias_levels, prior, method, init, mean_field,
         )  # fmt: skip
 
     def _require_input(self, x: Belief) -> None:
@@ -97,7 +98,7 @@ class Conv2d(_Conv):
     groups : int
         `groups=in_channels` is a depth-wise convolution; its fan-in is small, so that "auto" is exact on discrete
         input.
-    bias, levels, bias_levels, prior, method, init
+    bias, levels, bias_levels, prior, method, init, mean_field
         As for `Linear`.
     """
 

@@ -45,9 +45,11 @@ class WeightedSum(Layer):
         prior: Iterable[float] | Tensor | None,
         method: str,
         init: str,
+        mean_field: bool,
     ) -> None:
         super().__init__()
         self.geometry = geometry
+        self.mean_field = mean_field
         self.method = sums.require_method(method)
         if init not in INITS:
             raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}")
@@ -86,7 +88,7 @@ class WeightedSum(Layer):
         weight, bias = belief_of(self.weight), belief_of(self.bias)
         assert weight is not None
         statistics = clt.BatchStatistics(self._centre, self._correlation)
-        result = sums.linear(x, weight, bias, self.method, self.geometry, statistics)
+        result = sums.linear(x, weight, bias, self.method, self.geometry, statistics, self.mean_field)
         if self.expected_shift is None:
             return result
         assert isinstance(result, Tensor)
@@ -162,6 +164,9 @@ class Linear(WeightedSum):
         Categorical over the sum's support; "clt" returns a Gaussian.
     init : "signal" or "xavier"
         The start: one that lets the signal through deep networks, or the paper's.
+    mean_field : bool
+        Whether the layer's outputs are taken for independent, as in the paper. By default they carry with them what
+        they have in common (`bqn.propagate.neighbours`, `bqn.propagate.units`), and the layers behind use it.
 
     Shapes: belief `(N, in_features)` to belief `(N, out_features)`; more leading dimensions are allowed.
     """
@@ -176,12 +181,14 @@ class Linear(WeightedSum):
         prior: Iterable[float] | Tensor | None = None,
         method: str = "auto",
         init: str = "signal",
+        mean_field: bool = False,
     ) -> None:
         self.in_features = require_positive(in_features, "in_features")
         self.out_features = require_positive(out_features, "out_features")
         super().__init__(
-            (out_features, in_features), (in_features,), None, bias, levels, bias_levels, prior, method, init
-        )
+            (out_features, in_features), (in_features,),
+            None, bias, levels, bias_levels, prior, method, init, mean_field,
+        )  # fmt: skip
 
     def _require_input(self, x: Belief) -> None:
         require_input(x, self.in_features, axis=-1, dims=None, layer="Linear")

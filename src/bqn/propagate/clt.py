@@ -351,6 +351,7 @@ def linear(
     bias: Belief | None,
     geometry: Geometry | None = None,
     statistics: BatchStatistics | None = None,
+    mean_field: bool = False,
 ) -> Gaussian:
     """Moments of `weight · x + bias`, a matrix product or a convolution.
 
@@ -362,10 +363,12 @@ def linear(
     geometry : Geometry or None
     statistics : BatchStatistics or None
         For `Gaussian.within_batch`.
+    mean_field : bool
+        Whether the sums are taken for independent; otherwise the belief says what they have in common.
     """
     mean = mean_of(x)
     bias_mean = None if bias is None else mean_of(bias)
-    made_of = _made_of(x, weight, geometry)
+    made_of = None if mean_field else _made_of(x, weight, geometry)
 
     def moments(centre: Tensor | None) -> tuple[Tensor, Tensor]:
         inputs = x
@@ -386,7 +389,7 @@ def linear(
             return Gaussian.of(*total())
         centre = statistics.centre(mean, momentum)
         result, var = moments(centre)
-        if geometry is None:
+        if geometry is None or mean_field:
             return Gaussian.of(result, var, units=made_of)
         correlation = correlation_of_sums(x, weight, centre, statistics, momentum)
         once = tuple(1 for _ in geometry.stride)

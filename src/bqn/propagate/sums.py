@@ -80,8 +80,9 @@ def linear(
     method: str,
     geometry: clt.Geometry | None = None,
     statistics: clt.BatchStatistics | None = None,
+    mean_field: bool = False,
 ) -> Belief:
-    """The law of `weight · x + bias`; shapes as in `clt.linear`.
+    """The law of `weight · x + bias`; parameters as in `clt.linear`.
 
     Plain tensors throughout give a plain tensor: that is a sampled or MAP network.
     """
@@ -91,8 +92,8 @@ def linear(
         return clt.product(x, weight, geometry, bias)
     if not isinstance(weight, Categorical) or isinstance(bias, Gaussian):
         raise ValueError("weight must be a Categorical posterior while the input is uncertain: draw the whole network")
-    gaussian = clt.linear(x, weight, bias, geometry, statistics)
-    if geometry is not None:
+    gaussian = clt.linear(x, weight, bias, geometry, statistics, mean_field)
+    if geometry is not None and not mean_field:
         gaussian.origin = averaged.Convolution(x, weight, bias, geometry, statistics)
     if not isinstance(x, Categorical) or isinstance(bias, Tensor):
         choose(method, None)

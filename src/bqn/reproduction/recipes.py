@@ -34,6 +34,7 @@ _TEXT: Settings = {
     "warm_up_lam": -1e-4,
     "bound": "jensen",
     "init": "xavier",
+    "mean_field": True,
     "shift": 2,
     "compile": True,
 }
@@ -122,6 +123,7 @@ IDEAS: Mapping[str, Idea] = {
     ),
     "constant-lam": _short("λ stays as it is instead of falling to zero", lam_schedule="constant"),
     "warm-up": _short("λ = -1e-4 for the first five epochs, as in the paper, then constant", lam_schedule="warm-up"),
+    "mean-field": _short("all outputs of a layer taken for independent, as in the paper", mean_field=True),
     "no-batch-norm": _short("no batch norm", _MLPS, batch_norm=False),
     "tilted": Idea("the tilted bound", {"bound": "tilted"}, recipe="paper"),
     "signal": Idea("our start", {"init": "signal"}, recipe="paper"),

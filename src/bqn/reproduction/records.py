@@ -25,7 +25,7 @@ NOT_COMPARED = (
     "compile",
     "mixed_precision",
 )
-_DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}  # of settings that are newer than a record
+_KNOWN = frozenset(field.name for field in fields(TrainConfig))
 
 
 class RecordError(ValueError):
@@ -81,7 +81,7 @@ def seeds(architecture: str, data: str, folder: str, out: str | Path) -> list[di
 
 def config_of(document: Mapping[str, Any]) -> TrainConfig:
     """The config of a record. Settings that are newer than it have their defaults; those that are gone are left out."""
-    return TrainConfig(**{name: value for name, value in document["config"].items() if name in _DEFAULTS})
+    return TrainConfig(**{name: value for name, value in document["config"].items() if name in _KNOWN})
 
 
 def failures(documents: Sequence[Mapping[str, Any]]) -> int:
@@ -92,9 +92,9 @@ def failures(documents: Sequence[Mapping[str, Any]]) -> int:
 def difference(document: Mapping[str, Any], config: TrainConfig) -> str | None:
     """In which setting a record differs from `config`, in words; None where it does not."""
     wanted = parse_object(config.to_json(), "config")
-    recorded = document["config"]
+    recorded = {**document["config"], **parse_object(config_of(document).to_json(), "config")}
     for name in sorted((wanted.keys() | recorded.keys()).difference(NOT_COMPARED)):
-        was, now = recorded.get(name, _DEFAULTS.get(name)), wanted.get(name)
+        was, now = recorded.get(name), wanted.get(name)
         if was != now:
             return f"{name} {was!r:.60}, not {now!r:.60}"
     return None

@@ -49,7 +49,7 @@ class TrainConfig:
         Units of the hidden layers; channels of the convolutions; residual blocks a stage.
     levels, activations, bias_levels : "binary", "ternary", "quaternary" or ascending numbers
         Values of weights, activations and biases.
-    batch_norm, pool_first, init
+    batch_norm, pool_first, init, mean_field
         As in `bqn.models`. Model options left at None get the architecture's default; those that the architecture
         does not have must stay None.
     members, dropout, prior_std, temperature, weights, nonlinearity
@@ -109,6 +109,7 @@ class TrainConfig:
     batch_norm: bool | None = None
     pool_first: bool | None = None
     init: Literal["signal", "xavier"] | None = None
+    mean_field: bool | None = None
     weights: Literal["real", "fixed", "binary"] | None = None
     nonlinearity: Literal["relu", "tanh", "sigmoid"] | None = None
     members: int | None = None

@@ -71,7 +71,7 @@ def _one_hidden(options: dict[str, Any], model: str) -> dict[str, Any]:
     return {**options, "hidden": options["hidden"][0]}
 
 
-_QUANTIZED: Mapping[str, Any] = {"levels": BINARY, "activations": BINARY, "init": "signal"}
+_QUANTIZED: Mapping[str, Any] = {"levels": BINARY, "activations": BINARY, "init": "signal", "mean_field": False}
 
 # Fixed: a config names an entry here and can name nothing else.
 ARCHITECTURES: Mapping[str, Architecture] = {
