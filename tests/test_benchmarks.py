@@ -116,3 +116,21 @@ def test_no_benchmark_writes_its_record_in_place() -> None:
         for line in re.findall(r".*\.write_text\(.*|.*open\([^)]*[\"']w.*", path.read_text()):
             assert path.name == "microcontroller.py", f"{path.name}: {line}"
             assert re.search(r'folder / "(net\.h|main\.c|check\.c)"', line), line
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("triton_poi_fused_convolution_backward_3", "fused"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16f32_nhwc", "products"),
+        ("nvjet_hsh_128x64_64x9_1x2_h_bz_coopA_NTT", "products"),
+        (
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>",
+            "optimizer",
+        ),
+        ("Memcpy DtoD (Device -> Device)", "other"),
+    ],
+)
+def test_kernels_by_kind(load: Any, kernel: str, kind: str) -> None:
+    load("gpu_step")
+    assert load("step_profile").kind_of(kernel) == kind

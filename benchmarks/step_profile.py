@@ -1,0 +1,120 @@
+"""Where does the time of a training step on a GPU go? The kernels of one step by kind, ours beside the plain network.
+
+    python benchmarks/step_profile.py [--models vgg cnn mlp] [--batch 100] [--out step_profile.json]
+
+Needs a CUDA device. The step of ours is in bfloat16 and compiled, as the recipes have it, the plain network's in
+bfloat16; both are recorded as CUDA graphs (`gpu_step.py`). Kernels are sorted by their names:
+
+- products: convolutions and matrix products of the libraries, forward and backward;
+- fused: what the compiler has written, which is everything element by element and the sums over it;
+- optimizer: Adam over all parameters;
+- other: the rest, among it copies, pooling, and batch norm of the plain network.
+
+The longest kernels of each step are listed too. The time beside is that of whole steps, without a profiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bqn.training.graph import Recording
+from gpu_step import OURS, SHAPES, rival_step, trainer
+from timing import hardware, median_ms, write
+
+STEPS = 20
+LONGEST = 12
+KINDS = {
+    "products": re.compile(r"gemm|gemv|conv|cutlass|cudnn|nvjet|xmma|wgrad|dgrad|splitk|implicit", re.IGNORECASE),
+    "optimizer": re.compile(r"adam", re.IGNORECASE),
+    "fused": re.compile(r"^triton_"),
+}
+
+
+def kind_of(kernel: str) -> str:
+    """What a kernel is for, by its name; the compiler's own say "triton_" first, whatever they were made of."""
+    if KINDS["fused"].search(kernel):
+        return "fused"
+    return next((kind for kind, names in KINDS.items() if names.search(kernel)), "other")
+
+
+def our_steps(model: str, batch: int) -> Callable[[], None]:
+    run = trainer(model, batch, OURS["bf16 compiled"])
+    recording = Recording([run])
+    recording.begin_epoch([run.state.draw_order(len(run.x))])
+
+    def work() -> None:
+        recording.advance(0, STEPS)
+
+    work()
+    if not run.compiles:
+        raise SystemExit(f"step_profile: the compiler was refused for {model}")
+    return work
+
+
+def plain_steps(model: str, batch: int) -> Callable[[], None]:
+    step = rival_step(model, "plain", batch)
+
+    def work() -> None:
+        for _ in range(STEPS):
+            step()
+
+    work()
+    return work
+
+
+def profiled(work: Callable[[], None]) -> dict[str, Any]:
+    """Microseconds a step by kind of kernel, how many kernels a step has, and the longest."""
+    whole = median_ms(work, cuda=True) / STEPS
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        work()
+        torch.cuda.synchronize()
+    kernels = [entry for entry in seen.key_averages() if entry.self_device_time_total > 0]
+    by_kind = dict.fromkeys((*KINDS, "other"), 0.0)
+    for entry in kernels:
+        by_kind[kind_of(entry.key)] += entry.self_device_time_total / STEPS
+    longest = sorted(kernels, key=lambda entry: -entry.self_device_time_total)[:LONGEST]
+    return {
+        "ms": whole,
+        "us": by_kind,
+        "kernels": sum(entry.count for entry in kernels) / STEPS,
+        "longest": [{"kernel": entry.key[:120], "times": entry.count / STEPS,
+                     "us": entry.self_device_time_total / STEPS} for entry in longest],
+    }  # fmt: skip
+
+
+def show(row: dict[str, Any]) -> None:
+    shares = "  ".join(f"{kind} {value / 1e3:.2f}" for kind, value in row["us"].items())
+    print(f"{row['model']} {row['batch']} {row['network']:6s}{row['ms']:7.2f} ms a step, {row['kernels']:.0f} kernels: "
+          f"{shares} ms", flush=True)  # fmt: skip
+    for each in row["longest"]:
+        print(f"    {each['us']:8.1f} us {each['times']:6.1f} × {each['kernel']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=tuple(SHAPES), default=["vgg", "cnn"])
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("step_profile: this benchmark needs a CUDA device")
+    torch.set_float32_matmul_precision("high")
+    print(hardware())
+    rows: list[dict[str, Any]] = []
+    for model in args.models:
+        for network, steps in (("plain", plain_steps), ("ours", our_steps)):
+            rows.append({"model": model, "batch": args.batch, "network": network,
+                         **profiled(steps(model, args.batch))})  # fmt: skip
+            show(rows[-1])
+            write(args.out, rows)
+
+
+if __name__ == "__main__":
+    main()
