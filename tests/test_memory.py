@@ -18,5 +18,4 @@ def test_networks_with_images_keep_little_more_than_plain_ones(tmp_path: Path) -
     ]  # fmt: skip
     for row in rows:
         assert row["plain"]["kept"] > 50e6
-        # The aim is 1.5, which the VGG in bfloat16 misses by a hair since its logits know what units have in common.
-        assert 0.3 < row["ratio"]["kept"] < 1.52, row
+        assert 0.3 < row["ratio"]["kept"] < 1.5, row

@@ -358,3 +358,13 @@ def test_an_empty_batch_teaches_nothing() -> None:
     conv = bqn.nn.Conv2d(1, 2, 3, bias=False)
     conv(torch.randn(0, 1, 5, 5)).within_batch(0.1)
     assert float(conv.noise_correlation) == 0
+
+
+def test_the_gradient_of_what_a_weight_makes_of_common_noise() -> None:
+    correlation = torch.tensor(0.4, dtype=torch.float64)
+    weight = torch.randn(3, 2, 9, dtype=torch.float64, requires_grad=True)
+    near = neighbours.matrix_of_pairs(correlation, (3, 3))
+    grad = torch.randn(3, 2, dtype=torch.float64)
+    (found,) = torch.autograd.grad(neighbours.common_weight(weight, correlation, (3, 3)), weight, grad)
+    (expected,) = torch.autograd.grad(neighbours.over_pairs(weight, near), weight, grad)
+    torch.testing.assert_close(found, expected)

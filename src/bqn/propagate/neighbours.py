@@ -160,12 +160,41 @@ def common_weight(
     mean: Tensor, correlation: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...] | None = None
 ) -> Tensor:
     """G: what the noise of a channel is multiplied with beyond the squares, `(..., K)` to `(...)`."""
-    return over_pairs(mean, matrix_of_pairs(correlation.to(mean.dtype), sizes, steps))
+    near = matrix_of_pairs(correlation.to(mean.dtype), sizes, steps)
+    common: Tensor = _OverPairs.apply(mean, near)  # type: ignore[no-untyped-call]
+    return common
 
 
 def over_pairs(weight: Tensor, near: Tensor) -> Tensor:
     """Σ w_p w_q r_pq over pairs of places, `(..., K)` to `(...)`; `near` as `matrix_of_pairs` gives it."""
     return (weight @ near * weight).sum(-1)
+
+
+def spread_over_pairs(weight: Tensor, near: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of `over_pairs` by the weight, `(..., K)`, from that by its result, `(...)`."""
+    return 2 * grad.unsqueeze(-1) * (weight @ near)
+
+
+class _OverPairs(torch.autograd.Function):
+    """`over_pairs`. Keeps the weight alone, which others keep too, and not its product with the correlations.
+
+    These are measured, not learned: they get no gradient.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, near: Tensor) -> Tensor:
+        return over_pairs(weight, near)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        weight, near = ctx.saved_tensors
+        return spread_over_pairs(weight, near, grads[0]), None
 
 
 def inside(correlation: Tensor, sizes: tuple[int, ...], kernel: tuple[int, ...], geometry: Geometry) -> Tensor:

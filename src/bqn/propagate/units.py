@@ -204,14 +204,14 @@ class _Gain(torch.autograd.Function):
         both, square = outer @ inner, outer.square()
         by_both, by_outer, by_inner = torch.zeros_like(both), torch.zeros_like(outer), torch.zeros_like(inner)
         if grads[0] is not None:
-            by_both = by_both + grads[0] * both
-            by_outer = by_outer - outer * (grads[0] @ inner.square().mT)
-            by_inner = by_inner - inner * (square.mT @ grads[0])
+            by_both = by_both + 2 * grads[0] * both
+            by_outer = by_outer - 2 * outer * (grads[0] @ inner.square().mT)
+            by_inner = by_inner - 2 * inner * (square.mT @ grads[0])
         if near is not None and grads[1] is not None:
             by_both = by_both + _spread(both, near, grads[1])
-            by_outer = by_outer - outer * (grads[1] @ _pairs(inner, near).mT)
+            by_outer = by_outer - 2 * outer * (grads[1] @ _pairs(inner, near).mT)
             by_inner = by_inner - _spread(inner, near, square.mT @ grads[1])
-        return 2 * (by_outer + by_both @ inner.mT), 2 * (by_inner + outer.mT @ by_both), None
+        return by_outer + by_both @ inner.mT, by_inner + outer.mT @ by_both, None
 
 
 def _pairs(weight: Tensor, near: Tensor) -> Tensor:
@@ -220,9 +220,8 @@ def _pairs(weight: Tensor, near: Tensor) -> Tensor:
 
 
 def _spread(weight: Tensor, near: Tensor, grad: Tensor) -> Tensor:
-    """Half the gradient of `_pairs` by the weight; correlations are symmetric."""
-    by_channel: Tensor = weight.unflatten(-1, (-1, near.shape[0]))
-    return (by_channel @ near * grad.unsqueeze(-1)).flatten(-2)
+    """The gradient of `_pairs` by the weight."""
+    return neighbours.spread_over_pairs(weight.unflatten(-1, (-1, near.shape[0])), near, grad).flatten(-2)
 
 
 def _by_own_slopes(slope: Tensor, noise: _InputNoise, inner: Tensor, outer: Tensor) -> Tensor:
