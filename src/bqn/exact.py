@@ -85,7 +85,7 @@ def law(module: nn.Module, *inputs: Tensor | Categorical) -> Law:
             [len(p) for p, n in hidden for _ in range(n)]
             + [len(x.level_values) for x in random_inputs for _ in range(x.shape.numel())]
         )
-        flat_probs = [row for p in posteriors.values() for row in p.belief().probs.flatten(0, -2)]
+        flat_probs = [row for p in posteriors.values() for row in p.law().probs.flatten(0, -2)]
         flat_hidden = [p for p, n in hidden for _ in range(n)]
         flat_hidden += [row for x in random_inputs for row in x.probs.flatten(0, -2)]
         run = _runner(fixed, posteriors, names, hidden, inputs)

@@ -17,7 +17,7 @@ from bqn.atomic import write_atomic
 from bqn.beliefs import Belief
 from bqn.checks import require_finite, require_floating
 from bqn.heads import Head, Prediction
-from bqn.nn import Posterior, Weight, computed_once, fix, set_generator
+from bqn.nn import Posterior, Weight, computed_once, drawn, fix, set_generator
 from bqn.objective import ElboTerms, combine
 from bqn.propagate import half
 
@@ -100,6 +100,22 @@ class Network(nn.Module):
             belief = half.raised(self(x), torch.float32)  # bounds need the digits that half precision lacks
             log_likelihoods = self.head.log_likelihood(belief, y, validate=self.validate, **options)
             return combine(log_likelihoods, self.kl(), data_size, lam)
+
+    def drawn_elbo_terms(
+        self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, generator: torch.Generator | None = None
+    ) -> ElboTerms:
+        """The objective of one network that is drawn from the posterior, instead of the analytic pass's.
+
+        Its log-likelihood is an unbiased estimate of what the average over all networks has; its gradients are those
+        of straight-through estimators, by the means of the weights and through the quantizers. Arguments as for
+        `elbo`; `generator` draws the weights.
+        """
+        if data_size < 1:
+            raise ValueError(f"data_size must be the number of training examples, got {data_size}")
+        with drawn(self.body, generator):
+            output = self(x)
+        log_likelihoods = self.head.log_likelihood(output, y, validate=self.validate)
+        return combine(log_likelihoods, self.kl(), data_size, lam)
 
     def elbo(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> Tensor:
         """What training maximizes: mean log-likelihood bound minus `lam / data_size` times the KL; a scalar.

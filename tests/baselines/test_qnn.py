@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bqn.baselines.qnn import BinarySign, BinaryWeight, clip_after_steps, straight_through_sign
+from bqn.baselines.qnn import BinaryWeight, clip_after_steps
 from bqn.nn import Linear, Sign
 from bqn.training.models import build_model
 from tests.training import tiny
@@ -16,7 +16,7 @@ def network(**options):
 
 def test_sign_and_its_gradient():
     x = torch.tensor([-2.0, -1.0, -0.3, 0.0, 0.5, 1.0, 1.5], requires_grad=True)
-    signs = straight_through_sign(x)
+    signs = Sign()(x)
     assert signs.tolist() == [-1, -1, -1, 1, 1, 1, 1]
     weights = torch.arange(1.0, 8.0)
     (signs * weights).sum().backward()
@@ -30,7 +30,7 @@ def test_gradients_of_two_layers_by_hand():
     with torch.no_grad():
         first.weight.latent.copy_(torch.tensor([[0.3], [-0.7]]))
         second.weight.latent.copy_(torch.tensor([[-0.2, 0.9]]))
-    net = nn.Sequential(first, BinarySign(), second)
+    net = nn.Sequential(first, Sign(), second)
     for x, passes in ((0.5, 1.0), (-0.5, 1.0), (3.0, 0.0)):
         net.zero_grad()
         y = net(torch.tensor([[x]]))
@@ -68,7 +68,6 @@ def test_the_plain_network_is_the_trained_one():
     plain = net.mode()
     x = torch.randn(5, 1, 6, 6)
     assert torch.equal(plain(x), net(x))
-    assert all(type(layer) is not BinarySign for layer in plain.modules())
     assert sum(type(layer) is Sign for layer in plain.modules()) == 1
     assert set(plain.body[1].weight.unique().tolist()) == {-1.0, 1.0}
     assert not list(plain.body.parameters()) or all(p.dim() == 1 for p in plain.body.parameters())  # batch norm only

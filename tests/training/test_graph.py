@@ -31,6 +31,7 @@ SETTINGS = {
     "augmented": {"shift": 1, "flip": True},
     "scheduled": {"lr_schedule": "cosine", "lam": 0.1},
     "uneven": {"batch_size": 17},
+    "drawn": {"drawn_epochs": 2, "shift": 1},
 }
 
 

@@ -15,33 +15,10 @@ from torch import Tensor, nn
 
 from bqn.baselines._layers import set_activations, set_weights
 from bqn.baselines._method import Method, Plan
-from bqn.beliefs import Belief
-from bqn.checks import require_floating
-from bqn.network import Network, QuantizedNetwork
+from bqn.levels import BINARY
+from bqn.network import Network
 from bqn.nn import Sign, Weight
-
-
-class _StraightThroughSign(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return torch.where(x >= 0, 1.0, -1.0).to(x.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return torch.where(x.abs() <= 1, grads[0], 0.0)
-
-
-def straight_through_sign(x: Tensor) -> Tensor:
-    """The sign of `x`, +1 at zero, with the gradient of hard tanh; any shape."""
-    signs: Tensor = _StraightThroughSign.apply(x)  # type: ignore[no-untyped-call]
-    return signs
+from bqn.propagate.threshold import quantize
 
 
 class BinaryWeight(Weight):
@@ -61,24 +38,16 @@ class BinaryWeight(Weight):
         return self.latent.shape
 
     def belief(self) -> Tensor:
-        return straight_through_sign(self.latent)
+        return cast(Tensor, quantize(self.latent, BINARY, (0.0,)))
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         return self.mode()
 
     def mode(self) -> Tensor:
-        return straight_through_sign(self.latent.detach())
+        return self.belief().detach()
 
     def kl(self) -> Tensor:
         return self.latent.new_zeros(())
-
-
-class BinarySign(Sign):
-    """The sign as an activation: in a trained network a `bqn.nn.Sign`, while training one with gradients."""
-
-    def forward(self, x: Belief) -> Tensor:
-        require_floating(x, "x")  # type: ignore[arg-type]
-        return straight_through_sign(cast(Tensor, x))
 
 
 def clip_after_steps(optimizer: torch.optim.Optimizer, clipped: Sequence[Tensor]) -> None:
@@ -103,16 +72,11 @@ class QuantizedPointNetwork(Network):
         clip_after_steps(adam, [weight.latent for weight in self.modules() if isinstance(weight, BinaryWeight)])
         return adam
 
-    def mode(self, generator: torch.Generator | None = None) -> QuantizedNetwork:
-        plain = super().mode(generator)
-        set_activations(plain.body, Sign)
-        return plain
-
 
 def build(plan: Plan) -> QuantizedPointNetwork:
     net = plan.blank()
     set_weights(net.body, BinaryWeight)
-    set_activations(net.body, BinarySign)
+    set_activations(net.body, Sign)
     return QuantizedPointNetwork(net.body, net.head)
 
 

@@ -7,7 +7,7 @@ from bqn.nn._layer import HiddenVariableLayer, Layer, fix, set_generator
 from bqn.nn._linear import Linear
 from bqn.nn._norm import BatchNorm1d, BatchNorm2d, recalibrate
 from bqn.nn._pool import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, ProbPool1d, ProbPool2d
-from bqn.nn._posterior import DEFAULT_RHO, Posterior, Weight, belief_of, computed_once
+from bqn.nn._posterior import DEFAULT_RHO, Posterior, Weight, belief_of, computed_once, drawn
 from bqn.nn._shapes import Flatten, Sequential
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Weight",
     "belief_of",
     "computed_once",
+    "drawn",
     "fix",
     "recalibrate",
     "set_generator",

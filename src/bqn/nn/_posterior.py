@@ -82,6 +82,7 @@ class Posterior(Weight):
         self.register_buffer("log_prior_per_weight", per_weight)
         self.uniform_prior = prior is None
         self._shared: tuple[Categorical, Tensor] | None = None
+        self._drawn: Tensor | None = None
 
     @property
     def levels(self) -> Tensor:
@@ -93,7 +94,12 @@ class Posterior(Weight):
         """Shape of the weight tensor."""
         return self.logits.shape[:-1]
 
-    def belief(self) -> Categorical:
+    def belief(self) -> Belief:
+        """The posterior itself, or inside of `drawn` what was drawn from it."""
+        return self.law() if self._drawn is None else self._drawn
+
+    def law(self) -> Categorical:
+        """The posterior."""
         return Categorical.of_logits(self.logits, self.level_values) if self._shared is None else self._shared[0]
 
     def kl(self) -> Tensor:
@@ -119,24 +125,24 @@ class Posterior(Weight):
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """One draw of the weights."""
         with torch.no_grad():
-            return self.belief().sample(generator)
+            return self.law().sample(generator)
 
     def mode(self) -> Tensor:
         """The most probable weights."""
         with torch.no_grad():
-            return self.belief().mode()
+            return self.law().mode()
 
     @property
     def mean(self) -> Tensor:
-        return self.belief().mean
+        return self.law().mean
 
     @property
     def var(self) -> Tensor:
-        return self.belief().var
+        return self.law().var
 
     def entropy(self) -> Tensor:
         """Entropy per weight, in nats."""
-        return self.belief().entropy()
+        return self.law().entropy()
 
     @torch.no_grad()
     def signal_init_(self, rho: float = DEFAULT_RHO, generator: torch.Generator | None = None) -> Posterior:
@@ -176,6 +182,24 @@ def computed_once(module: nn.Module) -> Iterator[None]:
     finally:
         for posterior in posteriors:
             posterior._shared = None
+
+
+@contextmanager
+def drawn(module: nn.Module, generator: torch.Generator | None = None) -> Iterator[None]:
+    """Inside the block every posterior below `module` stands for one draw from it, a tensor.
+
+    Gradients by the drawn weights pass on to the means of the posteriors as they are (straight-through). For what is
+    linear in the weights that is the gradient of the expectation; elsewhere it is an estimate with a bias.
+    """
+    posteriors = [child for child in module.modules() if isinstance(child, Posterior)]
+    try:
+        for posterior in posteriors:
+            mean = posterior.mean
+            posterior._drawn = posterior.sample(generator) + (mean - mean.detach())
+        yield
+    finally:
+        for posterior in posteriors:
+            posterior._drawn = None
 
 
 Shared: TypeAlias = dict[Posterior, tuple[Categorical, Tensor] | None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,15 +41,42 @@ def quantize(x: Belief, levels: Levels, thresholds: Levels) -> Tensor | Categori
     Parameters
     ----------
     x : belief `(...)`
+        Known values get the gradient of a straight-through estimator (Courbariaux et al. 2016): as if the quantizer
+        were the identity from the lowest level to the highest, and constant outside. For a sign that is hard tanh.
     levels : D ascending values
     thresholds : D - 1 ascending values between which the intervals lie
     """
     if isinstance(x, Tensor):
-        position = torch.bucketize(x.detach().contiguous(), level_tensor(thresholds, x), right=True)
-        return level_tensor(levels, x)[position]
+        known: Tensor = _StraightThrough.apply(x, levels, thresholds)  # type: ignore[no-untyped-call]
+        return known
     if isinstance(x, Categorical):
         return _quantize_categorical(x, levels, thresholds)
     return _quantize_gaussian(x, levels, thresholds)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The levels of known values, see `quantize`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, levels: Levels, thresholds: Levels) -> Tensor:
+        values, borders = level_tensor(levels, x), level_tensor(thresholds, x)
+        if len(levels) == 2:  # the same in one pass
+            return torch.where(x < borders[0], values[0], values[1])
+        return values[torch.bucketize(x.contiguous(), borders, right=True)]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, levels, _ = inputs
+        ctx.ends = levels[0], levels[-1]
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        low, high = ctx.ends
+        return torch.where((x >= low) & (x <= high), grads[0], 0.0), None, None
 
 
 def _quantize_categorical(x: Categorical, levels: Levels, thresholds: Levels) -> Categorical:

@@ -64,6 +64,10 @@ class TrainConfig:
         from `lam` to `lam_end` along a cosine over all epochs.
     bound : "tilted" or "jensen"
         The bound on the log-likelihood of a classifier.
+    drawn_epochs : int
+        In so many epochs at the end half of the objective is that of a network that each step draws from the
+        posterior, with straight-through gradients: sampled networks gain, the analytic prediction may lose. The best
+        epoch is one of these then.
     best_by : "nll" or "error"
         What makes an epoch the best one, on validation data: its NLL, or its error (root mean squared for regression).
     patience : int or None
@@ -127,6 +131,7 @@ class TrainConfig:
     warm_up_epochs: float = 5.0
     warm_up_lam: float = -1e-4
     bound: Literal["tilted", "jensen"] = "tilted"
+    drawn_epochs: int = 0
     best_by: Literal["nll", "error"] = "nll"
     patience: int | None = None
     shift: int = 0
@@ -151,8 +156,17 @@ class TrainConfig:
         if self.compile and self.method != "bqn":
             raise ConfigError(f"compile is for method bqn, got {self.method}")
         self._require_fitting_memory_options()
+        if self.drawn_epochs > self.epochs:
+            raise ConfigError(f"drawn_epochs must be at most epochs, {self.epochs}, got {self.drawn_epochs}")
+        if self.drawn_epochs and self.method != "bqn":
+            raise ConfigError(f"drawn_epochs is for method bqn, got {self.method}")
         if self.patience is not None and not self.validation_fraction:
             raise ConfigError("patience needs validation data: set validation_fraction above 0")
+
+    @property
+    def best_after(self) -> int:
+        """How many epochs go by before one can be the best."""
+        return self.epochs - self.drawn_epochs if self.drawn_epochs else 0
 
     def _require_fitting_memory_options(self) -> None:
         if self.accumulate > self.batch_size:
@@ -319,6 +333,7 @@ _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "prior_std": (_positive, "positive and finite"),
     "temperature": (_positive, "positive and finite"),
     "epochs": (_positive, "at least 1"),
+    "drawn_epochs": (lambda value: value >= 0, "at least 0"),
     "batch_size": (_positive, "at least 1"),
     "accumulate": (_positive, "at least 1"),
     "learning_rate": (_positive, "positive and finite"),

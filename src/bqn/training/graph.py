@@ -81,7 +81,7 @@ class Recording:
     def __init__(self, trainers: Sequence[Trainer]) -> None:
         self.trainers = tuple(trainers)
         self.schedules = [Schedule(trainer) for trainer in self.trainers]
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[int, tuple[bool, ...]], torch.cuda.CUDAGraph] = {}
         self.streams = [torch.cuda.Stream(trainer.device) for trainer in self.trainers]
 
     def begin_epoch(self, orders: Sequence[Tensor]) -> None:
@@ -101,9 +101,10 @@ class Recording:
         return [schedule.healthy for schedule in self.schedules]
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
-        if size not in self.graphs:
-            self.graphs[size] = self._record(size)
-        return self.graphs[size]
+        kind = size, tuple(trainer.draws for trainer in self.trainers)
+        if kind not in self.graphs:
+            self.graphs[kind] = self._record(size)
+        return self.graphs[kind]
 
     def _record(self, size: int) -> torch.cuda.CUDAGraph:
         positions = [schedule.position.clone() for schedule in self.schedules]

@@ -114,7 +114,7 @@ class Trainer:
         self._checkpoint_every = config.checkpoint_every or self.steps
         self.learning_rate, self.lam = learning_rate(config), kl_weight(config)
         optimizer = net.make_optimizer(config.learning_rate)
-        self.state = TrainingState(net, optimizer, config.seed, device, config.best_by)
+        self.state = TrainingState(net, optimizer, config.seed, device, config.best_by, config.best_after)
         self.folder: RunFolder | None = None
         self.recording: Recording | None = None
         self._recorded_epoch: int | None = None
@@ -314,8 +314,21 @@ class Trainer:
             x = images.reshape(x.shape)
         return x, y
 
+    @property
+    def draws(self) -> bool:
+        """Whether this epoch trains networks that are drawn from the posterior too."""
+        return self.state.epoch >= self.config.epochs - self.config.drawn_epochs
+
     def objective(self, x: Tensor, y: Tensor, lam: Tensor | None = None) -> ElboTerms:
         """The objective on some examples as stored, with λ as in `terms`."""
+        analytic = self._analytic(x, y, lam)
+        if not self.draws:
+            return analytic
+        weight = self.lam(self._time()) if lam is None else lam
+        drawn = self.net.drawn_elbo_terms(to_input(x), y, len(self.x), weight, self.state.augmentation)
+        return ElboTerms(*(0.5 * (one + other) for one, other in zip(analytic, drawn, strict=True)))
+
+    def _analytic(self, x: Tensor, y: Tensor, lam: Tensor | None) -> ElboTerms:
         mixed = half.lowered() if self.config.mixed_precision else nullcontext()
         bound = {} if isinstance(self.net.head, GaussianHead) else {"bound": self.config.bound}
         with mixed:

@@ -98,13 +98,14 @@ class History:
         return "".join(f"{to_json(record.to_dict())}\n" for record in self.records)
 
 
-def best_epoch(records: Sequence[EpochRecord], by: str = "nll") -> int | None:
+def best_epoch(records: Sequence[EpochRecord], by: str = "nll", after: int = 0) -> int | None:
     """The epoch with the lowest validation NLL, the first of equals; None without validation.
 
-    With `by="error"` that of the lowest error, or root mean squared error, and of the lowest NLL among equals.
+    With `by="error"` that of the lowest error, or root mean squared error, and of the lowest NLL among equals. The
+    first `after` epochs do not count.
     """
-    scores = [(_score(record, by), record.validation_nll) for record in records if record.validation_nll is not None]
-    return 1 + scores.index(min(scores)) if scores else None
+    judged = [record for record in records[after:] if record.validation_nll is not None]
+    return min(judged, key=lambda record: (_score(record, by), record.validation_nll)).epoch if judged else None
 
 
 def _score(record: EpochRecord, by: str) -> float:

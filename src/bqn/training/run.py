@@ -157,7 +157,7 @@ def load_run(path: str | Path, *, net: Network | None = None, device: str = "cpu
         except (FileNotFoundError, ValueError) as error:
             raise CheckpointError(f"{folder.path} has no checkpoint and no usable weights: {error}") from None
         records = parse_lines(read_text(folder.history), str(folder.history))
-    best, patience = best_epoch(records, config.best_by), config.patience
+    best, patience = best_epoch(records, config.best_by, config.best_after), config.patience
     early = (
         patience is not None and best is not None and len(records) < config.epochs and len(records) - best >= patience
     )

@@ -37,9 +37,16 @@ class TrainingState:
     """
 
     def __init__(
-        self, net: Network, optimizer: torch.optim.Optimizer, seed: int, device: torch.device, best_by: str = "nll"
+        self,
+        net: Network,
+        optimizer: torch.optim.Optimizer,
+        seed: int,
+        device: torch.device,
+        best_by: str = "nll",
+        best_after: int = 0,
     ) -> None:
-        self.net, self.optimizer, self.device, self._best_by = net, optimizer, device, best_by
+        self.net, self.optimizer, self.device = net, optimizer, device
+        self._best_by, self._best_after = best_by, best_after
         seeds = torch.randint(2**63 - 1, (3,), generator=torch.Generator().manual_seed(seed)).tolist()
         self.order = torch.Generator().manual_seed(seeds[0])
         self.augmentation = torch.Generator(device).manual_seed(seeds[1])
@@ -70,7 +77,7 @@ class TrainingState:
 
     def best_epoch(self) -> int | None:
         """The best epoch so far by its validation scores; None without."""
-        return best_epoch(self.records, self._best_by)
+        return best_epoch(self.records, self._best_by, self._best_after)
 
     def generator_states(self) -> dict[str, Tensor]:
         """The generators that a step may use."""
@@ -107,7 +114,8 @@ class TrainingState:
         """Return to a moment of a run of the same network, or say why it is none and leave the network as it is."""
         epoch, position, seconds, records = _read_facts(moment.facts, source)
         model = _part(moment.tensors, "model/")
-        best = _part(moment.tensors, "best/") if best_epoch(records, self._best_by) is not None else None
+        has_best = best_epoch(records, self._best_by, self._best_after) is not None
+        best = _part(moment.tensors, "best/") if has_best else None
         for weights in (model, best):
             if weights is not None:
                 require_weights(self.net, weights, source)

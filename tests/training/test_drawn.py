@@ -1,0 +1,132 @@
+"""The last epochs on networks that are drawn from the posterior."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from bqn import models, nn
+from bqn.beliefs import Categorical
+from bqn.data import to_input
+from bqn.nn import Posterior, drawn
+from bqn.training import ConfigError, train
+from bqn.training.loop import Trainer
+from bqn.training.models import build_model
+from bqn.training.replicas import seeds_of, train_together
+from tests.training import tiny
+
+
+def test_a_draw_and_where_its_gradient_goes() -> None:
+    torch.manual_seed(0)
+    for levels in ((-1.0, 1.0), (-1.0, 0.0, 2.0)):
+        layer = nn.Linear(4, 3, bias=False, levels=levels).double()
+        posterior = layer.weight
+        assert isinstance(posterior, Posterior)
+        with drawn(layer, torch.Generator().manual_seed(7)):
+            weight = posterior.belief()
+        assert isinstance(weight, torch.Tensor)
+        assert torch.equal(weight, posterior.sample(torch.Generator().manual_seed(7)))
+        assert isinstance(posterior.belief(), Categorical)  # outside it is itself again
+        grad = torch.randn(3, 4, dtype=torch.float64)
+        (found,) = torch.autograd.grad(weight, posterior.logits, grad)
+        (expected,) = torch.autograd.grad(posterior.mean, posterior.logits, grad)
+        torch.testing.assert_close(found, expected)
+
+
+def test_quantizers_pass_gradients_between_their_outer_levels() -> None:
+    x = torch.tensor([-2.0, -1.5, -0.4, 0.0, 1.5, 1.6], requires_grad=True)
+    y = nn.Quantize((-1.5, -0.5, 0.5, 1.5))(x)
+    assert isinstance(y, torch.Tensor)
+    assert y.tolist() == [-1.5, -1.5, -0.5, 0.5, 1.5, 1.5]
+    y.backward(torch.arange(1.0, 7.0))
+    assert x.grad is not None
+    assert x.grad.tolist() == [0, 2, 3, 4, 5, 0]
+
+
+def test_gradients_are_those_of_the_mean_where_the_network_is_linear() -> None:
+    """One layer, one example, a log-likelihood that is nearly linear: the mean of many gradients is exact."""
+    torch.manual_seed(0)
+    net = models.mlp(6, 2, hidden=()).double()
+    x, y = torch.rand(1, 6, dtype=torch.float64), torch.tensor([1])
+    net.head.log_scale.data.fill_(math.log(1e3))  # type: ignore[union-attr, operator]
+    layer = next(module for module in net.modules() if isinstance(module, Posterior))
+    total = torch.zeros_like(layer.logits)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        value = net.drawn_elbo_terms(x, y, 1, 0.0, generator).value
+        total += torch.autograd.grad(value, layer.logits)[0]
+    (exact,) = torch.autograd.grad(net.elbo(x, y, 1, 0.0), layer.logits)
+    torch.testing.assert_close(total / 200, exact, rtol=0.02, atol=1e-8)
+
+
+def test_the_objective_is_that_of_a_sampled_network() -> None:
+    torch.manual_seed(0)
+    net = models.cnn((1, 8, 8), 3, channels=(4,), hidden=8)
+    x, y = torch.rand(12, 1, 8, 8), torch.randint(3, (12,))
+    net.train()
+    terms = net.drawn_elbo_terms(x, y, 50, 0.1, torch.Generator().manual_seed(3))
+    sampled = net.sample(torch.Generator().manual_seed(3)).train()
+    expected = sampled.head.log_likelihood(sampled(x), y).mean()
+    torch.testing.assert_close(terms.log_likelihood, expected)
+    torch.testing.assert_close(terms.kl, net.kl())
+    torch.testing.assert_close(terms.value, expected - 0.1 * net.kl() / 50)
+
+
+def test_half_and_half() -> None:
+    config = tiny.config(epochs=1, drawn_epochs=1, batch_norm=False)
+    trainer = Trainer(build_model(config, (1, 6, 6), 3), tiny.images(40), None, config, torch.device("cpu"))
+    generators = trainer.state.generator_states()
+    found = trainer.terms(torch.arange(10))
+    trainer.state.set_generator_states(generators)
+    x, y = trainer.examples(torch.arange(10))
+    lam = config.lam
+    analytic = trainer.net.elbo_terms(to_input(x), y, 40, lam)
+    drawn_terms = trainer.net.drawn_elbo_terms(to_input(x), y, 40, lam, trainer.state.augmentation)
+    for mean, one, other in zip(found, analytic, drawn_terms, strict=True):
+        torch.testing.assert_close(mean, 0.5 * (one + other))
+
+
+def test_the_last_epochs_draw_and_hold_the_best_one() -> None:
+    config = tiny.config(epochs=5, drawn_epochs=2)
+    training, validation = tiny.images(40), tiny.images(20, seed=1)
+    seen = []
+    net = build_model(config, (1, 6, 6), 3)
+    trainer = Trainer(net, training, validation, config, torch.device("cpu"))
+    plain, sampled = net.elbo_terms, net.drawn_elbo_terms
+
+    def note(name: str, terms):  # type: ignore[no-untyped-def]
+        def call(*args, **kwargs):  # type: ignore[no-untyped-def]
+            seen.append((trainer.state.epoch, name))
+            return terms(*args, **kwargs)
+
+        return call
+
+    net.elbo_terms, net.drawn_elbo_terms = note("analytic", plain), note("drawn", sampled)  # type: ignore[method-assign]
+    history = trainer.run(None, None)
+    assert {epoch for epoch, name in seen if name == "analytic"} == {0, 1, 2, 3, 4}
+    assert {epoch for epoch, name in seen if name == "drawn"} == {3, 4}
+    assert history.best_epoch in (4, 5)
+    assert all(math.isfinite(record.train_nll) for record in history.records)
+
+
+def test_side_by_side_as_alone() -> None:
+    configs = seeds_of(tiny.config(epochs=3, drawn_epochs=1), 2)
+    together = train_together(configs, tiny.dataset())
+    for config, run in zip(configs, together, strict=True):
+        alone = train(config, dataset=tiny.dataset())
+        assert not isinstance(run, Exception)
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(alone.net.state_dict().values(), run.net.state_dict().values(), strict=True)
+        )
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(ConfigError, match="drawn_epochs must be at most epochs, 3, got 4"):
+        tiny.config(epochs=3, drawn_epochs=4)
+    with pytest.raises(ConfigError, match="drawn_epochs must be at least 0"):
+        tiny.config(drawn_epochs=-1)
+    with pytest.raises(ConfigError, match="drawn_epochs is for method bqn"):
+        tiny.config(method="qnn", drawn_epochs=1)
