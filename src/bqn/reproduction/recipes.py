@@ -73,9 +73,10 @@ BEST: Mapping[str | tuple[str, str], Settings] = {
         "mixed_precision": True, "compile": True,
     },
     "vgg": {
-        "epochs": 40, "learning_rate": 3e-2, "lam": 1e-2, "lam_schedule": "decay", "lam_end": 0.0, "shift": 4,
-        "flip": True, "mixed_precision": True, "compile": True,
+        "epochs": 40, "learning_rate": 3e-2, "lam": 3e-2, "lam_schedule": "decay", "lam_end": 0.0, "drawn_epochs": 8,
+        "shift": 4, "flip": True, "mixed_precision": True, "compile": True,
     },
+    ("mlp", "kmnist"): {"lam": 1e-1},
 }  # fmt: skip
 
 RECIPES: Mapping[str, Mapping[str | tuple[str, str], Settings]] = {"paper": PAPER, "best": BEST}
@@ -124,6 +125,7 @@ IDEAS: Mapping[str, Idea] = {
     "constant-lam": _short("λ stays as it is instead of falling to zero", lam_schedule="constant"),
     "warm-up": _short("λ = -1e-4 for the first five epochs, as in the paper, then constant", lam_schedule="warm-up"),
     "mean-field": _short("all outputs of a layer taken for independent, as in the paper", mean_field=True),
+    "drawn": _short("the last five epochs train drawn networks too", _MLPS, drawn_epochs=5),
     "no-batch-norm": _short("no batch norm", _MLPS, batch_norm=False),
     "tilted": Idea("the tilted bound", {"bound": "tilted"}, recipe="paper"),
     "signal": Idea("our start", {"init": "signal"}, recipe="paper"),
