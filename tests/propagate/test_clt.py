@@ -60,3 +60,16 @@ def test_no_output_of_a_function_is_written_in_place() -> None:
 class _Context:
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         pass
+
+
+def test_common_noise_leaves_a_share_of_the_variance() -> None:
+    var = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    noise = torch.tensor([0.5, -1.9, -9.0], requires_grad=True)
+    total = clt.with_common_noise(var, (None, noise))
+    assert_close(total, torch.tensor([1.5, 0.2, 0.3]))
+    total.backward(torch.tensor([1.0, 2.0, 3.0]))
+    assert var.grad is not None
+    assert noise.grad is not None
+    assert_close(var.grad, torch.tensor([1.0, 2.0, 3.0]))
+    assert_close(noise.grad, torch.tensor([1.0, 2.0, 3.0]))
+    assert clt.with_common_noise(var, (None,)) is var

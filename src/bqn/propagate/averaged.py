@@ -75,7 +75,7 @@ def average(source: Convolution, shape: torch.Size, kernel: tuple[int, ...], str
         sizes = tuple(joint.shape[2:])
         common = neighbours.common_weight(joint.flatten(2), known.correlation, sizes)
         extra = clt.common_noise(inputs, common, sizes, geometry.padding, stride)
-        return mean, clt.not_negative(var + extra.to(var.dtype))
+        return mean, clt.with_common_noise(var, (extra,))
 
     def total() -> tuple[Tensor, Tensor]:
         mean, var = moments(None)

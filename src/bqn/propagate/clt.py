@@ -21,7 +21,7 @@ backward keeps μ and M only, which a plain layer keeps too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,7 @@ from bqn.propagate.windows import output_size, over_places, windows
 
 # Largest fan-in of a convolution whose windows are gathered.
 _GATHER_UP_TO = 128
+_LEAST_SHARE = 0.1  # of a variance that common noise may leave of it
 
 
 class Geometry(NamedTuple):
@@ -140,6 +141,38 @@ def not_negative(var: Tensor) -> Tensor:
     """A variance, without what rounding has taken below zero."""
     result: Tensor = _NotNegative.apply(var)  # type: ignore[no-untyped-call]
     return result
+
+
+def with_common_noise(var: Tensor, noises: Iterable[Tensor | None]) -> Tensor:
+    """A variance of sums over independent inputs, with what it gains or loses because these err together.
+
+    The noise of the weights is none of it, so that a good part of the variance always stays. What is worked out from
+    averages may say otherwise, here and there by far; near zero the slope of a sign knows no bounds, and one such unit
+    can ruin a training step. So a share is kept.
+    """
+    known = [noise.to(var.dtype) for noise in noises if noise is not None]
+    if not known:
+        return var
+    total: Tensor = _AtLeast.apply(sum(known, var), var, _LEAST_SHARE)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _AtLeast(torch.autograd.Function):
+    """The larger of a variance and a share of another. Gradients pass to the first, and nothing is kept."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, whole: Tensor, share: float) -> Tensor:
+        return torch.maximum(x, share * whole)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None, None
 
 
 Pair = tuple[Tensor | None, Tensor | None]
@@ -375,9 +408,8 @@ def linear(
         if not isinstance(x, Gaussian) and _works_in_half(x, weight, geometry):
             inputs = half.prepared(x, geometry)
         result, var = _moments_in_working_precision(inputs, weight, bias_mean, geometry, centre)
-        for common in (_common_noise(inputs, weight, geometry), _noise_of_units(x, weight, geometry)):
-            var = var if common is None else not_negative(var + common.to(var.dtype))
-        return result, var
+        noises = _common_noise(inputs, weight, geometry), _noise_of_units(x, weight, geometry)
+        return result, with_common_noise(var, noises)
 
     def total() -> tuple[Tensor, Tensor]:
         result, var = moments(None)

@@ -69,7 +69,7 @@ BEST: Mapping[str | tuple[str, str], Settings] = {
         "compile": True,
     },
     "cnn": {
-        "epochs": 40, "learning_rate": 3e-2, "lam": 1e-2, "lam_schedule": "decay", "lam_end": 0.0, "shift": 1,
+        "epochs": 40, "learning_rate": 3e-2, "lam": 3e-2, "lam_schedule": "decay", "lam_end": 0.0, "shift": 1,
         "mixed_precision": True, "compile": True,
     },
     "vgg": {
