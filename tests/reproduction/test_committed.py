@@ -142,13 +142,19 @@ def test_made_up_records_of_another_recipe(put: Any, tmp_path: Path) -> None:
 
 def test_recipe_best_is_among_the_tuning_runs() -> None:
     """What docs/ablations.md says was chosen is what the recipe has, but for the number of epochs."""
-    chosen = {"mlp-2": "s1l3e-2d0", "cnn-3": "l1e-2d", "vgg-4": "l1e-2d"}
-    for name, run in chosen.items():
+    chosen = {
+        ("mlp-2", "mnist"): "s1l3e-2d0",
+        ("mlp-3", "fashion-mnist"): "l0.03",
+        ("mlp-3", "kmnist"): "l0.1",
+        ("cnn-4", "fashion-mnist"): "l0.03",
+        ("cnn-4", "kmnist"): "l0.03",
+        ("vgg-4", "cifar10"): "l1e-2d",
+    }
+    for (name, data), run in chosen.items():
         record = tuning.read(RESULTS / f"tuning/{name}.json")
-        architecture = record["architecture"]
-        (first, *_) = (each for each in record["runs"] if each["name"] == run)
-        tried = {**record["settings"], **first["settings"]}
-        best = recipes.BEST[architecture]
+        (only,) = (each for each in record["runs"] if (each["name"], each["data"]) == (run, data))
+        tried = {"compile": True, **record["settings"], **only["settings"]}
+        best = recipes.settings("best", record["architecture"], data)
         assert {key: best[key] for key in best if key != "epochs"} == {
             key: tried[key] for key in tried if key != "epochs"
         }

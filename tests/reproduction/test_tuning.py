@@ -40,7 +40,7 @@ def test_every_run_stands_on_the_page(out: Path) -> None:
         assert document["code"] in page
         for run in document["runs"]:
             cells = [f"{nll:.1f} / {error:.2f}" for nll, error in (run["scores"][mode] for mode in tables.MODES)]
-            assert f"| {' | '.join(cells)} | {run['entropy']:.3f} | {run['best_epoch']} |" in page
+            assert f"| {' | '.join(cells)} | {run['entropy']:.3f} | {run['best_epoch'] or '–'} |" in page
             count += 1
     assert count == page.count(" | 0.03 | ") + page.count(" | 0.1 | ") + page.count(" | 0.01 | ") + page.count(
         " | 0.3 | "

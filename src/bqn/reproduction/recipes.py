@@ -34,13 +34,13 @@ _TEXT: Settings = {
     "warm_up_lam": -1e-4,
     "bound": "jensen",
     "init": "xavier",
-    "mean_field": True,
     "shift": 2,
     "compile": True,
 }
 PAPER: Mapping[str | tuple[str, str], Settings] = {
-    "mlp": {**_TEXT, "batch_norm": False, "lam": 1e-4},
-    # The text says nothing of precision; convolutions are in bfloat16.
+    "mlp": {**_TEXT, "batch_norm": False, "mean_field": True, "lam": 1e-4},
+    # The text says nothing of precision; convolutions are in bfloat16. Their positions err together, though the paper
+    # takes them for independent: these runs are older than the setting `mean_field`.
     "cnn": {**_TEXT, "lam": 1e-4, "mixed_precision": True},
     # From a Xavier start it does not learn at all, which need not be watched for 300 epochs.
     "vgg": {
@@ -73,8 +73,8 @@ BEST: Mapping[str | tuple[str, str], Settings] = {
         "mixed_precision": True, "compile": True,
     },
     "vgg": {
-        "epochs": 40, "learning_rate": 3e-2, "lam": 3e-2, "lam_schedule": "decay", "lam_end": 0.0, "drawn_epochs": 8,
-        "shift": 4, "flip": True, "mixed_precision": True, "compile": True,
+        "epochs": 40, "learning_rate": 3e-2, "lam": 1e-2, "lam_schedule": "decay", "lam_end": 0.0, "shift": 4,
+        "flip": True, "mixed_precision": True, "compile": True,
     },
     ("mlp", "kmnist"): {"lam": 1e-1},
 }  # fmt: skip

@@ -18,7 +18,10 @@ from bqn.reproduction.templates import template
 from bqn.training import ConfigError, TrainConfig
 from bqn.training.files import parse_object, read_text
 
-_RECORDS = ("mlp-1", "mlp-2", "cnn-1", "cnn-2", "cnn-3", "vgg-1", "vgg-2", "vgg-3", "vgg-4")
+_RECORDS = (
+    *("mlp-1", "mlp-2", "mlp-3", "cnn-1", "cnn-2", "cnn-3", "cnn-4"),
+    *("vgg-1", "vgg-2", "vgg-3", "vgg-4", "vgg-5"),
+)
 _HEAD = ("what", "hardware", "date", "code")
 _REFERENCE = re.compile(r"\[\[([^\]]*)\]\]")
 
@@ -66,7 +69,7 @@ def _check(run: Record, document: Record, place: str) -> None:
     for factor, scores in sharpened.items():
         _check_scores(scores, f"{place}, sharpened {factor}")
     require_number(run.get("entropy"), f"{place}: entropy")
-    if run.get("best_epoch") not in range(1, config.epochs + 1):
+    if run.get("best_epoch") not in (None, *range(1, config.epochs + 1)):
         raise RecordError(f"{place}: best_epoch must be one of {config.epochs}, got {run.get('best_epoch')!r:.40}")
 
 
@@ -94,7 +97,7 @@ def _config(run: Record, document: Record, place: str) -> TrainConfig:
 
 def _tables(record: Record) -> str:
     """A table for each data set of a record."""
-    heads = ("λ", "shift", "learning rate", *tables.MODES.values(), "entropy", "best epoch")
+    heads = ("λ", "shift", "learning rate", "drawn epochs", *tables.MODES.values(), "entropy", "best epoch")
     parts = []
     for data in dict.fromkeys(run["data"] for run in record["runs"]):
         runs = [run for run in record["runs"] if run["data"] == data]
@@ -113,9 +116,10 @@ def _row(run: Record, record: Record) -> list[str]:
         lam,
         str(config.shift),
         f"{config.learning_rate:g}",
+        str(config.drawn_epochs),
         *scores,
         f"{run['entropy']:.3f}",
-        str(run["best_epoch"]),
+        "–" if run["best_epoch"] is None else str(run["best_epoch"]),
     ]
 
 
