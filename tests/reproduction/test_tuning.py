@@ -45,7 +45,7 @@ def test_every_run_stands_on_the_page(out: Path) -> None:
     assert count == page.count(" | 0.03 | ") + page.count(" | 0.1 | ") + page.count(" | 0.01 | ") + page.count(
         " | 0.3 | "
     )
-    assert "| 0.01 to -10 | 1 | 0.03 | 275.2 / 9.63 |" in page
+    assert "| 0.01 to -10 | 1 | 0.03 | 0 | 275.2 / 9.63 |" in page
     assert "### VGG CIFAR-10, round 2, 10 epochs" in page
 
 
