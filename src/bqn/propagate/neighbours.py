@@ -167,12 +167,20 @@ def common_weight(
 
 def over_pairs(weight: Tensor, near: Tensor) -> Tensor:
     """Σ w_p w_q r_pq over pairs of places, `(..., K)` to `(...)`; `near` as `matrix_of_pairs` gives it."""
-    return (weight @ near * weight).sum(-1)
+    return (_beside(weight, near) * weight).sum(-1)
+
+
+def _beside(weight: Tensor, near: Tensor) -> Tensor:
+    """`weight @ near`. While it is compiled, as a sum that fuses with the rest: so small a matrix wastes a library's
+    tiles."""
+    if torch.compiler.is_compiling():
+        return (weight.unsqueeze(-1) * near).sum(-2)
+    return weight @ near
 
 
 def spread_over_pairs(weight: Tensor, near: Tensor, grad: Tensor) -> Tensor:
     """The gradient of `over_pairs` by the weight, `(..., K)`, from that by its result, `(...)`."""
-    return 2 * grad.unsqueeze(-1) * (weight @ near)
+    return 2 * grad.unsqueeze(-1) * _beside(weight, near)
 
 
 class _OverPairs(torch.autograd.Function):

@@ -13,8 +13,8 @@ from bqn.reproduction import paper, records, tables
 # By architecture, data and recipe; a remark is shown once there is a record.
 REMARKS: Mapping[tuple[str, str, str], str] = {
     ("vgg", "cifar10", "paper"): (
-        "From a Xavier start little of the signal reaches the end of eight layers ([start.md](start.md)). What start the "
-        "paper's own figures had we do not know."
+        "From a Xavier start little of the signal reaches the end of eight layers ([start.md](start.md)). What start "
+        "the paper's own figures had we do not know."
     ),
 }
 _CHANCE = 0.99 * math.log(10)  # about what a network says that has learned nothing
