@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bqn.beliefs import Belief, Categorical, mean_of, var_of
 from bqn.checks import may_look, may_read_values, require_finite, require_floating, require_labels, require_positive
+from bqn.propagate import cpu
 from bqn.softmax_integral import expected_softmax
 
 BOUNDS = ("tilted", "jensen")
@@ -158,6 +159,8 @@ def _tilted(mean: Tensor, var: Tensor, tilt: Tensor) -> Tensor:
 
 
 def _best_tilt(mean: Tensor, var: Tensor) -> Tensor:
+    if mean.dim() == 2 and cpu.usable(mean, var):
+        return cpu.best_tilt(mean, var)
     if may_look(var) and var.numel() and bool(var.amax() <= _EASY_UP_TO):
         tilt = torch.softmax(mean, -1)
         for _ in range(3):

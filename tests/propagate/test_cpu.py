@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import bqn
+from bqn.heads import _best_tilt, _tilted, tilted_log_sum_exp
 from bqn.nn import Posterior
 from bqn.propagate import cpu
 from bqn.propagate.normalized_sign import coefficients
@@ -111,3 +112,30 @@ def test_training_without_them_ends_in_the_same_place(tmp_path: Path) -> None:
         )
         results.append(float(done.stdout))
     assert results[0] == pytest.approx(results[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
+@pytest.mark.parametrize("var", [0.0, 0.5, 20.0, 2000.0])
+@pytest.mark.parametrize("classes", [1, 2, 10, 37])
+def test_best_tilt_against_float64(spread: float, var: float, classes: int) -> None:
+    """It has the lowest bound, and there the derivative by the tilt vanishes: (a - p) v = 0."""
+    means, variances = spread * torch.randn(50, classes), var * torch.rand(50, classes)
+    tilt = cpu.best_tilt(means, variances).double()
+    wide, doubt = means.double(), variances.double()
+    found, known = (_tilted(wide, doubt, each) for each in (tilt, _best_tilt(wide, doubt)))
+    assert bool((found <= known + 1e-8).all())
+    slope = (tilt - torch.softmax(wide + (0.5 - tilt) * doubt, -1)) * doubt
+    assert_close(slope, torch.zeros_like(slope), rtol=0, atol=2e-5 * (1 + var) ** 2)
+
+
+def test_best_tilt_of_nothing_and_of_what_is_no_number() -> None:
+    assert cpu.best_tilt(torch.zeros(0, 3), torch.zeros(0, 3)).shape == (0, 3)
+    broken = torch.tensor([[0.0, float("nan")], [1.0, 2.0]])
+    assert bool(torch.isfinite(cpu.best_tilt(broken, torch.ones(2, 2))[1]).all())  # the other row is as it would be
+
+
+def test_the_bound_is_the_same_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    means, variances = 4 * torch.randn(20, 10), 30 * torch.rand(20, 10)
+    fast = tilted_log_sum_exp(means, variances)
+    monkeypatch.setattr(cpu, "_library", None)
+    assert_close(fast, tilted_log_sum_exp(means, variances), rtol=1e-6, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Compiled passes over float32 tensors on a CPU: the formulas of `normalized_sign` and of posteriors, one pass each.
+"""Compiled passes over float32 tensors on a CPU: the formulas of `normalized_sign`, of posteriors and of the softmax.
 
 `cpu_kernels.c` is built when the package is installed, if there is a C compiler. Without it, or for other dtypes, other
 layouts, or inside a transform or a compiler, plain torch does the same: `usable` says which. The environment variable
@@ -21,6 +21,7 @@ _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = {
     "bqn_tilt_and_kl": [_POINTER] * 3 + [_COUNT],
     "bqn_tilt_and_kl_backward": [_POINTER] * 3 + [ctypes.c_float, _POINTER, _COUNT],
+    "bqn_best_tilt": [_POINTER] * 4 + [_COUNT] * 2,
     "bqn_statistics": [_POINTER] * 2 + [_COUNT] * 3 + [_POINTER] * 3,
     "bqn_normalized_sign": [_POINTER] * 5 + [_COUNT] * 3,
     "bqn_normalized_sign_flow": [_POINTER] * 7 + [_COUNT] * 3,
@@ -69,6 +70,15 @@ def tilt_and_kl_backward(logits: Tensor, tilt: Tensor, grad_tilt: Tensor | None,
         logits.data_ptr(), tilt.data_ptr(), pointer, grad_kl, grad.data_ptr(), tilt.numel()
     )
     return grad
+
+
+def best_tilt(mean: Tensor, var: Tensor) -> Tensor:
+    """The tilts of `heads.tilted_log_sum_exp` for rows `(N, K)` of means and variances."""
+    assert _library is not None
+    rows, classes = mean.shape
+    out, work = torch.empty_like(mean), torch.empty(5, classes, dtype=torch.float64)
+    _library.bqn_best_tilt(mean.data_ptr(), var.data_ptr(), out.data_ptr(), work.data_ptr(), rows, classes)
+    return out
 
 
 def _sizes(tensor: Tensor) -> tuple[int, int, int]:

@@ -265,3 +265,103 @@ EXPORT CLONES void bqn_normalized_sign_backward(float *flow, const float *mean, 
         }
     }
 }
+
+/* ½ Σ a² v + log Σ exp(m + (½ - a) v), and the softmax of these exponents. */
+static double tilted(const float *mean, const float *var, const double *tilt, double *probs, int64_t classes)
+{
+    double top = -INFINITY, square = 0.0, total = 0.0;
+    for (int64_t k = 0; k < classes; k++) {
+        probs[k] = mean[k] + (0.5 - tilt[k]) * var[k];
+        square += tilt[k] * tilt[k] * var[k];
+        top = probs[k] > top ? probs[k] : top;
+    }
+    for (int64_t k = 0; k < classes; k++)
+        total += probs[k] = exp(probs[k] - top);
+    for (int64_t k = 0; k < classes; k++)
+        probs[k] /= total;
+    return 0.5 * square + top + log(total);
+}
+
+/* The tilt that makes all exponents equal as far as 0 <= a <= 1 and Σ a = 1 allow. */
+static void level_tilt(const float *mean, const float *var, double *tilt, int64_t classes)
+{
+    double low = INFINITY, high = -INFINITY;
+    for (int64_t k = 0; k < classes; k++) {
+        low = fmin(low, mean[k] - 0.5 * var[k]);
+        high = fmax(high, mean[k] + 0.5 * var[k]);
+    }
+    for (int pass = 0; pass < 24; pass++) {
+        double level = 0.5 * (low + high), sum = 0.0;
+        for (int64_t k = 0; k < classes; k++) {
+            tilt[k] = fmin(fmax(0.5 + (mean[k] - level) / fmax(var[k], 1e-6), 0.0), 1.0);
+            sum += tilt[k];
+        }
+        if (sum > 1.0)
+            low = level;
+        else
+            high = level;
+    }
+}
+
+/* For each row the tilt with the lowest bound: `heads.tilted_log_sum_exp` says of what. Newton steps, whose Hessian is
+ * diagonal plus rank one, that accept no worse point, from the best of three starts. `work` holds five rows. */
+EXPORT void bqn_best_tilt(const float *mean, const float *var, float *out, double *work, int64_t rows, int64_t classes)
+{
+    double *tilt = work, *probs = work + classes, *other = work + 2 * classes, *spare = work + 3 * classes,
+           *step = work + 4 * classes;
+    for (int64_t row = 0; row < rows; row++, mean += classes, var += classes, out += classes) {
+        for (int64_t k = 0; k < classes; k++)
+            tilt[k] = 0.0;
+        double value = tilted(mean, var, tilt, probs, classes);
+        for (int start = 0; start < 2; start++) {
+            if (start == 0) {
+                double top = -INFINITY, total = 0.0;
+                for (int64_t k = 0; k < classes; k++)
+                    top = mean[k] > top ? mean[k] : top;
+                for (int64_t k = 0; k < classes; k++)
+                    total += other[k] = exp(mean[k] - top);
+                for (int64_t k = 0; k < classes; k++)
+                    other[k] /= total;
+            } else {
+                level_tilt(mean, var, other, classes);
+            }
+            double reached = tilted(mean, var, other, spare, classes);
+            if (reached < value) {
+                value = reached;
+                memcpy(tilt, other, sizeof(double) * (size_t)classes);
+                memcpy(probs, spare, sizeof(double) * (size_t)classes);
+            }
+        }
+        for (int pass = 0; pass < 20; pass++) {
+            double pull = 0.0, weight = 0.0, largest = 0.0, size = 1.0;
+            for (int64_t k = 0; k < classes; k++) {
+                double damped = 1.0 / (1.0 + var[k] * probs[k]);
+                step[k] = (tilt[k] - probs[k]) * damped;
+                pull += var[k] * probs[k] * step[k];
+                weight += probs[k] * damped;
+                spare[k] = probs[k] * damped;
+            }
+            for (int64_t k = 0; k < classes; k++) {
+                step[k] += spare[k] * (pull / weight);
+                largest = fmax(largest, fabs(step[k]));
+            }
+            if (!(largest > 1e-9)) /* also of a NaN there is nothing better to find */
+                break;
+            for (; size > 1e-3; size *= 0.3) {
+                for (int64_t k = 0; k < classes; k++)
+                    other[k] = tilt[k] - size * step[k];
+                double reached = tilted(mean, var, other, spare, classes);
+                if (reached <= value) {
+                    value = reached;
+                    memcpy(tilt, other, sizeof(double) * (size_t)classes);
+                    memcpy(probs, spare, sizeof(double) * (size_t)classes);
+                    break;
+                }
+            }
+            if (size <= 1e-3)
+                break;
+        }
+        for (int64_t k = 0; k < classes; k++)
+            out[k] = (float)tilt[k];
+    }
+}
