@@ -31,7 +31,10 @@ from timing import hardware, median_ms, write
 STEPS = 20
 LONGEST = 12
 KINDS = {
-    "products": re.compile(r"gemm|gemv|conv|cutlass|cudnn|nvjet|xmma|wgrad|dgrad|splitk|implicit", re.IGNORECASE),
+    "products": re.compile(
+        r"^(?!.*(bn_|batchnorm|nchwToNhwc)).*(gemm|gemv|conv(?!ert)|cutlass|cudnn|nvjet|xmma|wgrad|dgrad|splitk)",
+        re.IGNORECASE,
+    ),
     "optimizer": re.compile(r"adam", re.IGNORECASE),
     "fused": re.compile(r"^triton_"),
 }

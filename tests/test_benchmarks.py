@@ -129,6 +129,8 @@ def test_no_benchmark_writes_its_record_in_place() -> None:
             "optimizer",
         ),
         ("Memcpy DtoD (Device -> Device)", "other"),
+        ("void cudnn::ops::nchwToNhwcKernel<__nv_bfloat16, float>", "other"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", "other"),
     ],
 )
 def test_kernels_by_kind(load: Any, kernel: str, kind: str) -> None:

@@ -112,10 +112,11 @@ class Network(nn.Module):
         """
         if data_size < 1:
             raise ValueError(f"data_size must be the number of training examples, got {data_size}")
-        with drawn(self.body, generator):
-            output = self(x)
-        log_likelihoods = self.head.log_likelihood(output, y, validate=self.validate)
-        return combine(log_likelihoods, self.kl(), data_size, lam)
+        with computed_once(self):
+            with drawn(self.body, generator):
+                output = self(x)
+            log_likelihoods = self.head.log_likelihood(output, y, validate=self.validate)
+            return combine(log_likelihoods, self.kl(), data_size, lam)
 
     def elbo(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> Tensor:
         """What training maximizes: mean log-likelihood bound minus `lam / data_size` times the KL; a scalar.
@@ -135,11 +136,11 @@ class Network(nn.Module):
 
     def sample(self, generator: torch.Generator | None = None) -> QuantizedNetwork:
         """A quantized network with weights drawn from the posterior. Its hidden variables use `generator` too."""
-        drawn = QuantizedNetwork(
+        sampled = QuantizedNetwork(
             fix(self.body, lambda posterior: posterior.sample(generator)), fix(self.head, _no_posterior)
         ).eval()
-        set_generator(drawn, generator)
-        return drawn
+        set_generator(sampled, generator)
+        return sampled
 
     def mode(self, generator: torch.Generator | None = None) -> QuantizedNetwork:
         """The quantized network with the most probable weights (MAP). Its hidden variables, if any, use `generator`."""
@@ -167,8 +168,8 @@ class Network(nn.Module):
         if mode == "analytic" and mode in self.modes:
             with evaluating(self):
                 return self.head.predict(self(x))
-        drawn = [member.predict(x) for member in self.members(mode, samples, generator)]
-        return drawn[0] if len(drawn) == 1 else self.head.mix(drawn)  # type: ignore[arg-type]
+        found = [member.predict(x) for member in self.members(mode, samples, generator)]
+        return found[0] if len(found) == 1 else self.head.mix(found)  # type: ignore[arg-type]
 
     def members(
         self, mode: str, samples: int = 5, generator: torch.Generator | None = None

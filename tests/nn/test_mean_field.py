@@ -95,3 +95,8 @@ def test_a_config_builds_it() -> None:
     assert all(layer.mean_field for layer in net.modules() if isinstance(layer, nn.Linear | nn.Conv2d))
     assert TrainConfig(data="digits").mean_field is False
     assert TrainConfig.from_json(config.to_json()) == config
+
+
+def test_it_shows_in_print() -> None:
+    assert "mean_field=True" in str(build("cnn", True))
+    assert "mean_field" not in str(build("cnn", False))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from bqn import models, nn
-from bqn.beliefs import Categorical
+from bqn.beliefs import Categorical, Gaussian
 from bqn.data import to_input
+from bqn.heads import SoftmaxHead
+from bqn.network import Network
 from bqn.nn import Posterior, drawn
 from bqn.training import ConfigError, train
 from bqn.training.loop import Trainer
@@ -130,3 +133,48 @@ def test_bad_settings() -> None:
         tiny.config(drawn_epochs=-1)
     with pytest.raises(ConfigError, match="drawn_epochs is for method bqn"):
         tiny.config(method="qnn", drawn_epochs=1)
+    with pytest.raises(ConfigError, match="patience does not go with drawn_epochs"):
+        tiny.config(drawn_epochs=1, patience=2)
+
+
+@pytest.mark.parametrize("changed", [{}, {"batch_norm": False}, {"levels": "ternary", "accumulate": 2}])
+def test_with_checkpointed_activations(changed: dict[str, Any]) -> None:
+    """The backward pass repeats the layers of the drawn network, with the same draws."""
+    runs = []
+    for again in (False, True):
+        config = tiny.config(epochs=2, drawn_epochs=1, checkpoint_activations=again, **changed)
+        runs.append(train(config, dataset=tiny.dataset()).net.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(runs[0].values(), runs[1].values(), strict=True))
+
+
+def test_hidden_variables_are_drawn_too() -> None:
+    torch.manual_seed(0)
+    layers = (nn.Linear(6, 40), nn.Sign(), nn.Dropout(0.5), nn.Linear(40, 3))
+    net = Network(nn.Sequential(*layers), SoftmaxHead(40))
+    terms = net.drawn_elbo_terms(torch.rand(5, 6), torch.randint(3, (5,)), 5, 0.1, torch.Generator().manual_seed(0))
+    assert bool(torch.isfinite(terms.value))
+    assert isinstance(net(torch.rand(5, 6)), Gaussian)  # as before
+
+
+def test_blocks_inside_each_other() -> None:
+    layer = nn.Linear(3, 2)
+    weight = layer.weight
+    assert isinstance(weight, Posterior)
+    with drawn(layer):
+        outer = weight.belief()
+        with drawn(layer):
+            pass
+        assert weight.belief() is outer
+    assert isinstance(weight.belief(), Categorical)
+
+
+def test_sampled_networks_learn_nothing() -> None:
+    """Their outputs need no gradient; an input that asks for one gets it."""
+    net = models.mlp(6, 3, hidden=(8,)).eval()
+    x = torch.rand(4, 6)
+    for plain in (net.sample(), net.mode()):
+        assert not plain(x).requires_grad
+        asking = x.clone().requires_grad_()
+        plain(asking).sum().backward()
+        assert asking.grad is not None
+    assert all(parameter.requires_grad for parameter in net.parameters())

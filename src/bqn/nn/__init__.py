@@ -3,11 +3,11 @@
 from bqn.nn._activation import Quantize, RandomThreshold, Sign
 from bqn.nn._conv import Conv1d, Conv2d
 from bqn.nn._elementwise import Add, Dropout, Product, Shortcut
-from bqn.nn._layer import HiddenVariableLayer, Layer, fix, set_generator
+from bqn.nn._layer import HiddenVariableLayer, Layer, drawn, fix, set_generator
 from bqn.nn._linear import Linear
 from bqn.nn._norm import BatchNorm1d, BatchNorm2d, recalibrate
 from bqn.nn._pool import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, ProbPool1d, ProbPool2d
-from bqn.nn._posterior import DEFAULT_RHO, Posterior, Weight, belief_of, computed_once, drawn
+from bqn.nn._posterior import DEFAULT_RHO, Posterior, Weight, belief_of, computed_once
 from bqn.nn._shapes import Flatten, Sequential
 
 __all__ = [

@@ -73,8 +73,7 @@ class _Conv(WeightedSum):
         stride, padding, dilation, groups = self.geometry
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={stride}, "
-            f"padding={padding}, dilation={dilation}, groups={groups}, bias={self.bias is not None}, "
-            f"method={self.method!r}"
+            f"padding={padding}, dilation={dilation}, groups={groups}, {self._how()}"
         )
 
 

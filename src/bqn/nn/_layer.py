@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bqn.nn._posterior import Weight
+from bqn.nn._posterior import Posterior, Weight
 
 Choose = Callable[[Weight], Tensor]
 M = TypeVar("M", bound=nn.Module)
@@ -79,7 +80,7 @@ class HiddenVariableLayer(Layer):
 def fix(module: M, choose: Choose) -> M:
     """A copy of `module` in which `choose` has settled every posterior: an ordinary quantized network, in eval mode.
 
-    A posterior that is used in several places is chosen once.
+    A posterior that is used in several places is chosen once. Nothing in it is learned any more.
     """
     posteriors = {id(child): child for child in module.modules() if isinstance(child, Weight)}
     # The gaps spare a copy of the logits, which are the bulk of the network.
@@ -96,7 +97,7 @@ def fix(module: M, choose: Choose) -> M:
                 target.register_buffer(child_name, chosen[id(child)])
         if isinstance(target, Layer) and isinstance(original, Layer):
             target.become_fixed(original)
-    return clone.eval()
+    return clone.eval().requires_grad_(False)
 
 
 def set_generator(module: nn.Module, generator: torch.Generator | None) -> None:
@@ -104,3 +105,29 @@ def set_generator(module: nn.Module, generator: torch.Generator | None) -> None:
     for child in module.modules():
         if isinstance(child, HiddenVariableLayer):
             child.generator = generator
+
+
+@contextmanager
+def drawn(module: nn.Module, generator: torch.Generator | None = None) -> Iterator[None]:
+    """Inside the block every posterior below `module` stands for one draw from it, a tensor, and hidden variables are
+    drawn too.
+
+    Gradients by the drawn weights pass on to the means of the posteriors as they are (straight-through). For what is
+    linear in the weights that is the gradient of the expectation; elsewhere it is an estimate with a bias.
+    """
+    posteriors = {child: child._drawn for child in module.modules() if isinstance(child, Posterior)}
+    hidden = {
+        child: (child.draws, child.generator) for child in module.modules() if isinstance(child, HiddenVariableLayer)
+    }
+    try:
+        for posterior in posteriors:
+            mean = posterior.mean
+            posterior._drawn = posterior.sample(generator) + (mean - mean.detach())
+        for layer in hidden:
+            layer.draws, layer.generator = True, generator
+        yield
+    finally:
+        for posterior, draw in posteriors.items():
+            posterior._drawn = draw
+        for layer, (draws, own) in hidden.items():
+            layer.draws, layer.generator = draws, own

@@ -142,6 +142,10 @@ class WeightedSum(Layer):
         grid = largest / torch.frexp(largest).mantissa * 2.0**-bits  # a power of two, exactly
         return (shift / grid).round() * grid
 
+    def _how(self) -> str:
+        """The part of `extra_repr` that is the same for all."""
+        return f"bias={self.bias is not None}, method={self.method!r}{', mean_field=True' if self.mean_field else ''}"
+
     def become_fixed(self, original: Layer) -> None:
         assert isinstance(original, WeightedSum)
         if int(original.centred_batches):
@@ -194,4 +198,4 @@ class Linear(WeightedSum):
         require_input(x, self.in_features, axis=-1, dims=None, layer="Linear")
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, method={self.method!r}"
+        return f"{self.in_features}, {self.out_features}, {self._how()}"

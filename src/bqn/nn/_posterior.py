@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -184,43 +184,34 @@ def computed_once(module: nn.Module) -> Iterator[None]:
             posterior._shared = None
 
 
-@contextmanager
-def drawn(module: nn.Module, generator: torch.Generator | None = None) -> Iterator[None]:
-    """Inside the block every posterior below `module` stands for one draw from it, a tensor.
+class _Handed(NamedTuple):
+    """What a posterior hands out instead of working it out: belief and KL inside of `computed_once`, and a draw."""
 
-    Gradients by the drawn weights pass on to the means of the posteriors as they are (straight-through). For what is
-    linear in the weights that is the gradient of the expectation; elsewhere it is an estimate with a bias.
-    """
-    posteriors = [child for child in module.modules() if isinstance(child, Posterior)]
-    try:
-        for posterior in posteriors:
-            mean = posterior.mean
-            posterior._drawn = posterior.sample(generator) + (mean - mean.detach())
-        yield
-    finally:
-        for posterior in posteriors:
-            posterior._drawn = None
+    shared: tuple[Categorical, Tensor] | None
+    draw: Tensor | None
 
 
-Shared: TypeAlias = dict[Posterior, tuple[Categorical, Tensor] | None]
+Handed: TypeAlias = dict[Posterior, _Handed]
 
 
-def shared_now(modules: Iterable[nn.Module]) -> Shared:
-    """What the posteriors below `modules` share at this moment, inside of `computed_once` or not."""
-    return {child: child._shared for module in modules for child in module.modules() if isinstance(child, Posterior)}
+def handed_out(modules: Iterable[nn.Module]) -> Handed:
+    """What the posteriors below `modules` hand out at this moment."""
+    posteriors = [child for module in modules for child in module.modules() if isinstance(child, Posterior)]
+    return {posterior: _Handed(posterior._shared, posterior._drawn) for posterior in posteriors}
 
 
 @contextmanager
-def sharing_again(shared: Shared) -> Iterator[None]:
-    """Inside the block posteriors share once more what they shared then: copies that have worked out nothing yet."""
-    before = {posterior: posterior._shared for posterior in shared}
+def handing_out(handed: Handed) -> Iterator[None]:
+    """Inside the block posteriors hand out this; of beliefs copies that have worked out nothing yet."""
+    before = handed_out(handed)
     try:
-        for posterior, pair in shared.items():
-            posterior._shared = None if pair is None else (copy.copy(pair[0]), pair[1])
+        for posterior, (shared, draw) in handed.items():
+            posterior._shared = None if shared is None else (copy.copy(shared[0]), shared[1])
+            posterior._drawn = draw
         yield
     finally:
-        for posterior, pair in before.items():
-            posterior._shared = pair
+        for posterior, (shared, draw) in before.items():
+            posterior._shared, posterior._drawn = shared, draw
 
 
 class _TiltAndKL(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 Segments end behind layers that return a small belief and little else to hold on to (`Layer.cut_behind`), such as the
 sign. The repetition gives the same numbers and changes nothing: running statistics have seen the batch already
-(`Layer.recomputing`), weights hand out what they have computed once (`computed_once`), precision is what it was.
+(`Layer.recomputing`), weights hand out what they did (`computed_once`, `drawn`), precision is what it was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bqn.beliefs import Belief
 from bqn.nn._layer import Layer
-from bqn.nn._posterior import shared_now, sharing_again
+from bqn.nn._posterior import handed_out, handing_out
 from bqn.propagate import half
 
 
@@ -46,18 +46,18 @@ def _through(layers: Iterable[nn.Module], x: Belief) -> Belief:
 
 
 def _checkpointed(body: nn.Module, segment: list[nn.Module], x: Belief) -> Belief:
-    weights, precision = shared_now(segment), half.lowered_to()
+    weights, precision = handed_out(segment), half.lowered_to()
 
     def run(entering: Belief) -> Belief:
         # Beliefs remember what they have worked out. Both passes begin with copies that have worked out nothing yet, so
         # that they do the same.
-        with sharing_again(weights):
+        with handing_out(weights):
             return _through(segment, entering if isinstance(entering, Tensor) else copy.copy(entering))
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _repetition(body, precision)
 
-    # Nothing is drawn in an analytic pass, so there are no generators to preserve.
+    # Weights are drawn before, if they are, and layers must draw nothing: there are no generators to preserve.
     result = checkpoint(run, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
     return cast(Belief, result)
 

@@ -146,9 +146,8 @@ def not_negative(var: Tensor) -> Tensor:
 def with_common_noise(var: Tensor, noises: Iterable[Tensor | None]) -> Tensor:
     """A variance of sums over independent inputs, with what it gains or loses because these err together.
 
-    The noise of the weights is none of it, so that a good part of the variance always stays. What is worked out from
-    averages may say otherwise, here and there by far; near zero the slope of a sign knows no bounds, and one such unit
-    can ruin a training step. So a share is kept.
+    That it cannot lose all of it is known; what is worked out from averages may say otherwise, and near zero the slope
+    of a sign knows no bounds. So a share is kept.
     """
     known = [noise.to(var.dtype) for noise in noises if noise is not None]
     if not known:
@@ -158,7 +157,11 @@ def with_common_noise(var: Tensor, noises: Iterable[Tensor | None]) -> Tensor:
 
 
 class _AtLeast(torch.autograd.Function):
-    """The larger of a variance and a share of another. Gradients pass to the first, and nothing is kept."""
+    """The larger of a variance and a share of another.
+
+    For rows `(N, units)` it keeps which it is. For images, of which that would be much to keep, gradients pass to the
+    first as if it were the larger.
+    """
 
     generate_vmap_rule = True
 
@@ -168,11 +171,17 @@ class _AtLeast(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        x, whole, ctx.share = inputs
+        ctx.passes = x.dim() > 2
+        if not ctx.passes:
+            ctx.save_for_backward(x >= ctx.share * whole)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], None, None
+        if ctx.passes:
+            return grads[0], None, None
+        (above,) = ctx.saved_tensors
+        return torch.where(above, grads[0], 0.0), torch.where(above, 0.0, ctx.share * grads[0]), None
 
 
 Pair = tuple[Tensor | None, Tensor | None]

@@ -47,11 +47,20 @@ def quantize(x: Belief, levels: Levels, thresholds: Levels) -> Tensor | Categori
     thresholds : D - 1 ascending values between which the intervals lie
     """
     if isinstance(x, Tensor):
+        if not (x.requires_grad and torch.is_grad_enabled()):
+            return _levels_of(x, levels, thresholds)
         known: Tensor = _StraightThrough.apply(x, levels, thresholds)  # type: ignore[no-untyped-call]
         return known
     if isinstance(x, Categorical):
         return _quantize_categorical(x, levels, thresholds)
     return _quantize_gaussian(x, levels, thresholds)
+
+
+def _levels_of(x: Tensor, levels: Levels, thresholds: Levels) -> Tensor:
+    values, borders = level_tensor(levels, x), level_tensor(thresholds, x)
+    if len(levels) == 2:  # the same in one pass
+        return torch.where(x < borders[0], values[0], values[1])
+    return values[torch.bucketize(x.contiguous(), borders, right=True)]
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -61,10 +70,7 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, levels: Levels, thresholds: Levels) -> Tensor:
-        values, borders = level_tensor(levels, x), level_tensor(thresholds, x)
-        if len(levels) == 2:  # the same in one pass
-            return torch.where(x < borders[0], values[0], values[1])
-        return values[torch.bucketize(x.contiguous(), borders, right=True)]
+        return _levels_of(x, levels, thresholds)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

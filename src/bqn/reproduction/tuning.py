@@ -69,7 +69,7 @@ def _check(run: Record, document: Record, place: str) -> None:
     for factor, scores in sharpened.items():
         _check_scores(scores, f"{place}, sharpened {factor}")
     require_number(run.get("entropy"), f"{place}: entropy")
-    if run.get("best_epoch") not in (None, *range(1, config.epochs + 1)):
+    if "best_epoch" not in run or run["best_epoch"] not in (None, *range(1, config.epochs + 1)):
         raise RecordError(f"{place}: best_epoch must be one of {config.epochs}, got {run.get('best_epoch')!r:.40}")
 
 

@@ -66,8 +66,8 @@ class TrainConfig:
         The bound on the log-likelihood of a classifier.
     drawn_epochs : int
         In so many epochs at the end half of the objective is that of a network that each step draws from the
-        posterior, with straight-through gradients: sampled networks gain, the analytic prediction may lose. The best
-        epoch is one of these then.
+        posterior, with straight-through gradients, in full precision and not compiled: sampled networks may gain, the
+        analytic prediction may lose. The best epoch is one of these then.
     best_by : "nll" or "error"
         What makes an epoch the best one, on validation data: its NLL, or its error (root mean squared for regression).
     patience : int or None
@@ -160,6 +160,8 @@ class TrainConfig:
             raise ConfigError(f"drawn_epochs must be at most epochs, {self.epochs}, got {self.drawn_epochs}")
         if self.drawn_epochs and self.method != "bqn":
             raise ConfigError(f"drawn_epochs is for method bqn, got {self.method}")
+        if self.drawn_epochs and self.patience is not None:
+            raise ConfigError("patience does not go with drawn_epochs: the best epoch is one of the last")
         if self.patience is not None and not self.validation_fraction:
             raise ConfigError("patience needs validation data: set validation_fraction above 0")
 

@@ -146,7 +146,7 @@ class Trainer:
             return
         self.folder = folder
         folder.clean()
-        self._write_drawn_files(folder)
+        self._write_derived_files(folder)
 
     def run(self, report: Report | None, tick: Tick | None) -> History:
         """Train until the last epoch or until patience ends."""
@@ -410,13 +410,13 @@ class Trainer:
         return moment
 
     def save(self) -> None:
-        """Write the run as it is now, between two steps, to its folder: the checkpoint, then what is drawn from it."""
+        """Write the run as it is now, between two steps, to its folder: the checkpoint, then what follows from it."""
         self._saved_at = time.monotonic()
         if self.folder is not None:
             self.folder.write_checkpoint(self.moment())
-            self._write_drawn_files(self.folder)
+            self._write_derived_files(self.folder)
 
-    def _write_drawn_files(self, folder: RunFolder) -> None:
+    def _write_derived_files(self, folder: RunFolder) -> None:
         folder.write_history(self.history())
         best = self.state.best_epoch()
         if self.state.records and (best is None or best != self._best_written):
