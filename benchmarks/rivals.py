@@ -62,7 +62,7 @@ PUBLISHED = (
     ("qnn-cnn-kmnist", "map", "`qnn`", "KMNIST, CNN", 3.88, 1.878, f"{PAPER} 2"),
     ("qnn-mlp-mnist-wide", "map", "`qnn`", "MNIST, MLP 3 × 4096", 1.0, None, "Courbariaux et al."),
     ("qnn-vgg-cifar10", "map", "`qnn`", "CIFAR-10, VGG", None, None, "not given"),
-    ("e-qnn-mlp-mnist", "logits", "`e-qnn`, 10 members", "MNIST, MLP", 3.30, 0.547, f"{PAPER} 1"),
+    ("e-qnn-mlp-mnist-shifted", "logits", "`e-qnn`, 10 members", "MNIST, MLP", 3.30, 0.547, f"{PAPER} 1"),
     ("e-qnn-mlp-fashion-mnist", "logits", "`e-qnn`, 10 members", "Fashion-MNIST, MLP", 17.88, 2.386, f"{PAPER} 1"),
     ("e-qnn-mlp-kmnist-shifted", "logits", "`e-qnn`, 10 members", "KMNIST, MLP", 13.02, 2.529, f"{PAPER} 1"),
     ("e-qnn-cnn-mnist-five", "logits", "`e-qnn`, 5 members", "MNIST, CNN", 0.85, 0.425, TEN),
