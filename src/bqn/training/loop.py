@@ -56,7 +56,8 @@ def fit(
     tick: Tick | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> History:
-    """Train `net` in place. Afterwards it holds the weights of the best epoch, by validation NLL where there is one.
+    """Train `net` in place. Afterwards it holds the weights of the best epoch, where there is one, by validation NLL or
+    as `config.best_by` says; of the last `config.drawn_epochs`, if there are such.
 
     Parameters
     ----------
