@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.propagate import half
-from bqn.propagate.clt import Geometry
+from bqn.propagate.products import Geometry
 from timing import Work, each_ms, hardware, write
 
 LINEAR = {"MLP": ((784, 512), (512, 256), (256, 10)), "CNN": ((3136, 1024), (1024, 10)), "VGG": ((8192, 1024),)}

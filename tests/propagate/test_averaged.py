@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import bqn
 from bqn.beliefs import Categorical, Gaussian
-from bqn.propagate import averaged, clt, half
+from bqn.propagate import averaged, clt, half, products
 from bqn.propagate.windows import over_places
 
 
@@ -126,7 +126,7 @@ def test_gradients(
     image, kernel = ((2, 2, 7), (2, 2, 3)) if dims == 1 else ((2, 2, 4, 3), (2, 2, 2, 3))
     mean, var = torch.rand(image).double() * 0.8 + 0.1, torch.rand(image).double()
     centre = torch.randn(kernel[1:]).double() if centred else None
-    geometry = clt.Geometry((1,) * dims, (padding,) * dims, (1,) * dims, 1)
+    geometry = products.Geometry((1,) * dims, (padding,) * dims, (1,) * dims, 1)
     sizes = [(size + 2 * padding - k - window + 1) // stride + 1 for size, k in zip(image[2:], kernel[2:], strict=True)]
 
     def beliefs(mean: Tensor, var: Tensor, logits: Tensor) -> tuple[Categorical | Gaussian | Tensor, Categorical]:

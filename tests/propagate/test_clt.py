@@ -9,21 +9,21 @@ from torch.testing import assert_close
 
 from bqn.beliefs import Categorical, _Tilt
 from bqn.nn._posterior import _TiltAndKL
-from bqn.propagate import clt
+from bqn.propagate import clt, products
 from bqn.propagate.half import _HalfMoments
 from bqn.propagate.normalized_sign import _NormalizedSign
 
 GEOMETRIES = (
-    (1, (5, 5), clt.Geometry((1, 1), (2, 2), (1, 1), 1)),
-    (3, (5, 3), clt.Geometry((2, 1), (1, 0), (1, 2), 1)),
-    (2, (4,), clt.Geometry((1,), (1,), (1,), 1)),
+    (1, (5, 5), products.Geometry((1, 1), (2, 2), (1, 1), 1)),
+    (3, (5, 3), products.Geometry((2, 1), (1, 0), (1, 2), 1)),
+    (2, (4,), products.Geometry((1,), (1,), (1,), 1)),
 )
 
 
 @pytest.mark.parametrize(("channels", "kernel", "geometry"), GEOMETRIES)
 @pytest.mark.parametrize("levels", [(-1.0, 1.0), (-1.0, 0.0, 1.0)])
 def test_gathered_windows_give_what_the_convolution_gives(
-    channels: int, kernel: tuple[int, ...], geometry: clt.Geometry, levels: tuple[float, ...]
+    channels: int, kernel: tuple[int, ...], geometry: products.Geometry, levels: tuple[float, ...]
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, channels, *(11, 9)[: len(kernel)], dtype=torch.float64, generator=generator)
@@ -60,16 +60,3 @@ def test_no_output_of_a_function_is_written_in_place() -> None:
 class _Context:
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         pass
-
-
-def test_common_noise_leaves_a_share_of_the_variance() -> None:
-    var = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-    noise = torch.tensor([0.5, -1.9, -9.0], requires_grad=True)
-    total = clt.with_common_noise(var, (None, noise))
-    assert_close(total, torch.tensor([1.5, 0.2, 0.3]))
-    total.backward(torch.tensor([1.0, 2.0, 3.0]))
-    assert var.grad is not None
-    assert noise.grad is not None
-    assert_close(var.grad, torch.tensor([1.0, 0.2, 0.3]))
-    assert_close(noise.grad, torch.tensor([1.0, 0.0, 0.0]))
-    assert clt.with_common_noise(var, (None,)) is var

@@ -6,14 +6,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import bqn
-from bqn.propagate import clt, half
+from bqn.propagate import clt, half, products
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.gpu
-CONV = [clt.Geometry((1, 1), (1, 1), (1, 1), 1), clt.Geometry((2, 1), (0, 2), (1, 1), 1)]
+CONV = [products.Geometry((1, 1), (1, 1), (1, 1), 1), products.Geometry((2, 1), (0, 2), (1, 1), 1)]
 
 
-def operands(geometry: clt.Geometry | None, doubt: bool) -> tuple[list[Tensor], bool]:
+def operands(geometry: products.Geometry | None, doubt: bool) -> tuple[list[Tensor], bool]:
     generator = torch.Generator().manual_seed(0)
     x_shape, w_shape = ((6, 40), (7, 40)) if geometry is None else ((3, 16, 6, 5), (4, 16, 3, 3))
     x = torch.rand(x_shape, generator=generator, dtype=torch.float64) * 2 - 1
@@ -22,7 +22,7 @@ def operands(geometry: clt.Geometry | None, doubt: bool) -> tuple[list[Tensor], 
     return [tensor.to(DEVICE) for tensor in (x, logits, centre)], doubt
 
 
-def moments(x: Tensor, logits: Tensor, centre: Tensor | None, geometry: clt.Geometry | None, doubt: bool):
+def moments(x: Tensor, logits: Tensor, centre: Tensor | None, geometry: products.Geometry | None, doubt: bool):
     belief = bqn.Categorical.of(bqn.BINARY, mean=x) if doubt else x
     weight = bqn.Categorical.of_logits(logits, bqn.BINARY)
     return clt._moments_in_working_precision(belief, weight, None, geometry, centre)
@@ -39,7 +39,7 @@ def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("geometry", [None, *CONV])
 @pytest.mark.parametrize("doubt", [True, False])
 @pytest.mark.parametrize("centred", [True, False])
-def test_moments_and_gradients_within_a_percent(geometry: clt.Geometry | None, doubt: bool, centred: bool) -> None:
+def test_moments_and_gradients_within_a_percent(geometry: products.Geometry | None, doubt: bool, centred: bool) -> None:
     (x, logits, centre), _ = operands(geometry, doubt)
     wide = [x.clone().requires_grad_(), logits.clone().requires_grad_()]
     wide_centre = centre.clone().requires_grad_() if centred else None

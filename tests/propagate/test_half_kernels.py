@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from bqn.propagate import half, half_kernels
-from bqn.propagate.clt import Geometry
+from bqn.propagate.products import Geometry
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import bqn
 from bqn.beliefs import Categorical, Gaussian
-from bqn.propagate import averaged, clt, half, neighbours, pooling
+from bqn.propagate import averaged, clt, half, neighbours, pooling, products
 from bqn.propagate.neighbours import Neighbours, Reading
 
 R = torch.tensor(0.7, dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_variance_of_a_convolution(kind: str, stride: int, dilation: int, groups
         assert_close(x.var, torch.full_like(mean, doubt))
     logits = torch.randn(6, 4 // groups, 2, 3, 2, dtype=torch.float64)
     weight = Categorical.of_logits(logits, bqn.BINARY)
-    geometry = clt.Geometry((stride, stride), (0, 0), (dilation, dilation), groups)
+    geometry = products.Geometry((stride, stride), (0, 0), (dilation, dilation), groups)
     centre = mean_centre = clt.batch_centre(x.mean, (2, 3), geometry)
     got = clt.linear(x, weight, None, geometry, told(centre)).within_batch(0.1)
     plain = Categorical.of(bqn.BINARY, mean=mean) if kind == "signs" else Gaussian.of(x.mean, x.var)
@@ -146,7 +146,7 @@ def test_variance_of_convolution_and_average_pooling() -> None:
     mean = torch.full((1, 2, *sizes), math.sqrt(1 - doubt), dtype=torch.float64)
     x = Categorical.of(bqn.BINARY, mean=mean, neighbours=Neighbours(R))
     weight = Categorical.of_logits(torch.randn(3, 2, 3, 3, 2, dtype=torch.float64), bqn.BINARY)
-    geometry = clt.Geometry((1, 1), (0, 0), (1, 1), 1)
+    geometry = products.Geometry((1, 1), (0, 0), (1, 1), 1)
     centre = torch.randn(2, 3, 3, dtype=torch.float64)
     source = averaged.Convolution(x, weight, None, geometry, told(centre))
     got = averaged.average(source, torch.Size((1, 3, 2, 2)), (2, 2), (2, 2)).within_batch(0.1)
@@ -283,7 +283,7 @@ def test_pairs_in_the_padding_have_nothing_in_common(size: int, dilation: int) -
     doubt, places = 0.4, size * size
     mean = torch.full((1, 2, size, size), math.sqrt(1 - doubt), dtype=torch.float64)
     weight = Categorical.of_logits(torch.randn(3, 2, 1, 1, 2).double().expand(3, 2, 3, 3, 2), bqn.BINARY)
-    geometry = clt.Geometry((1, 1), (dilation, dilation), (dilation, dilation), 1)
+    geometry = products.Geometry((1, 1), (dilation, dilation), (dilation, dilation), 1)
     centre = torch.zeros(2, 3, 3, dtype=torch.float64)
 
     def variance(known: Neighbours | None) -> Tensor:
@@ -341,7 +341,7 @@ def test_gradients_of_convolution_and_average_pooling(kind: str) -> None:
     var = torch.rand_like(mean).requires_grad_()
     logits = torch.randn(3, 2, 3, 3, 2, dtype=torch.float64).requires_grad_()
     centre = (0.1 * torch.randn(2, 3, 3, dtype=torch.float64)).requires_grad_()
-    geometry = clt.Geometry((1, 1), (1, 1), (1, 1), 1)
+    geometry = products.Geometry((1, 1), (1, 1), (1, 1), 1)
 
     def moments(mean: Tensor, var: Tensor, logits: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
         known = Neighbours(R)

@@ -20,7 +20,7 @@ from bqn.beliefs import Gaussian
 from bqn.network import Network
 from bqn.nn import Layer, Weight
 from bqn.nn._linear import WeightedSum
-from bqn.propagate import clt
+from bqn.propagate import products
 
 
 class GaussianWeight(Weight):
@@ -83,7 +83,9 @@ class LocallyDrawn(Layer):
         assert bias is None or isinstance(bias, GaussianWeight)
         shift, doubt = (None, None) if bias is None else (bias.mean, bias.var)
         geometry = self.layer.geometry
-        return clt.product(x, weight.mean, geometry, shift), clt.product(x.square(), weight.var, geometry, doubt)
+        return products.product(x, weight.mean, geometry, shift), products.product(
+            x.square(), weight.var, geometry, doubt
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(self.layer.weight, Tensor):

@@ -11,7 +11,7 @@ from bqn.checks import require_positive
 from bqn.levels import BINARY
 from bqn.nn._linear import WeightedSum
 from bqn.nn._shapes import numbers, require_input
-from bqn.propagate.clt import Geometry
+from bqn.propagate.products import Geometry
 from bqn.propagate.windows import output_size
 
 

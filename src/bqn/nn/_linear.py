@@ -14,7 +14,7 @@ from bqn.levels import BINARY
 from bqn.nn._layer import Layer
 from bqn.nn._posterior import DEFAULT_RHO, Posterior, belief_of
 from bqn.nn._shapes import require_input
-from bqn.propagate import batch, clt, sums
+from bqn.propagate import batch, clt, products, sums
 
 INITS = ("signal", "xavier")
 
@@ -38,7 +38,7 @@ class WeightedSum(Layer):
         self,
         weight_shape: tuple[int, ...],
         centre_shape: tuple[int, ...],
-        geometry: clt.Geometry | None,
+        geometry: products.Geometry | None,
         bias: bool,
         levels: Iterable[float] | Tensor,
         bias_levels: Iterable[float] | Tensor | None,
@@ -92,7 +92,7 @@ class WeightedSum(Layer):
         if self.expected_shift is None:
             return result
         assert isinstance(result, Tensor)
-        return result - clt.per_unit(self._correction(), self.geometry)
+        return result - products.per_unit(self._correction(), self.geometry)
 
     def _require_input(self, x: Belief) -> None:
         raise NotImplementedError

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
-from bqn.propagate import clt, half, neighbours
+from bqn.propagate import clt, half, neighbours, products, together
 from bqn.propagate.neighbours import Neighbours
 from bqn.propagate.pooling import running_average
 from bqn.propagate.windows import over_places, padded
@@ -33,7 +33,7 @@ class Convolution(NamedTuple):
     x: Belief
     weight: Categorical
     bias: Belief | None
-    geometry: clt.Geometry
+    geometry: products.Geometry
     statistics: clt.BatchStatistics | None
 
 
@@ -55,7 +55,7 @@ def average(source: Convolution, shape: torch.Size, kernel: tuple[int, ...], str
     kernel, stride : of the pooling, one entry per spatial dimension
     """
     x, weight, bias, geometry, statistics = source
-    strided = clt.Geometry(stride, tuple(0 for _ in stride), tuple(1 for _ in stride), 1)
+    strided = products.Geometry(stride, tuple(0 for _ in stride), tuple(1 for _ in stride), 1)
     low = half.applies(strided, mean_of(x))
     dtype = half.working_dtype(mean_of(x)) if low else weight.dtype
     inputs = x if low else half.raised(x, dtype)
@@ -74,19 +74,19 @@ def average(source: Convolution, shape: torch.Size, kernel: tuple[int, ...], str
         joint = _joint_filter(weight.mean, rule)
         sizes = tuple(joint.shape[2:])
         common = neighbours.common_weight(joint.flatten(2), known.correlation, sizes)
-        extra = clt.common_noise(inputs, common, sizes, geometry.padding, stride)
-        return mean, clt.with_common_noise(var, (extra,))
+        extra = together.common_noise(inputs, common, sizes, geometry.padding, stride)
+        return mean, together.with_common_noise(var, (extra,))
 
     def total() -> tuple[Tensor, Tensor]:
         mean, var = moments(None)
         bias_var = None if bias is None else var_of(bias)
-        return mean, var if bias_var is None else var + clt.per_unit(bias_var, geometry).to(dtype)
+        return mean, var if bias_var is None else var + products.per_unit(bias_var, geometry).to(dtype)
 
     def within(momentum: float | None) -> Gaussian:
         if statistics is None:
             return Gaussian.of(*total())
         centre = statistics.centre(mean_of(x), momentum)
-        correlation = clt.correlation_of_sums(x, weight, centre, statistics, momentum)
+        correlation = together.correlation_of_sums(x, weight, centre, statistics, momentum)
         return Gaussian.of(*moments(centre), Neighbours(neighbours.behind_pooling(correlation, kernel, stride)))
 
     return Gaussian.deferred(shape, weight.mean.new_empty(0, dtype=dtype), total, within)
@@ -97,7 +97,7 @@ class _Rule(NamedTuple):
 
     kernel: tuple[int, ...]
     padding: tuple[int, ...]
-    strided: clt.Geometry
+    strided: products.Geometry
     pair: tuple[float, ...] | None
 
 
@@ -118,7 +118,7 @@ def _moments(
     var = var_of(x) if rule.pair is None else None
     var = None if var is None else var.to(dtype=dtype, memory_format=layout)
     result, noise = _Averaged.apply(mean, var, weight.mean, weight.var, centre, share, rule)  # type: ignore[no-untyped-call]
-    return result if bias is None else result + clt.per_unit(bias, rule.strided).to(dtype), noise
+    return result if bias is None else result + products.per_unit(bias, rule.strided).to(dtype), noise
 
 
 class _Averaged(torch.autograd.Function):
@@ -206,7 +206,7 @@ def _of_share(averaged: Tensor, share: Tensor | None, rule: _Rule) -> Tensor:
 
 def _product(inputs: Tensor, weights: Tensor, rule: _Rule) -> Tensor:
     if inputs.dtype == weights.dtype:
-        return clt.product(inputs, weights, rule.strided)
+        return products.product(inputs, weights, rule.strided)
     inputs = inputs.contiguous(memory_format=torch.channels_last)
     return half.product(inputs, half.low_weight(weights, inputs, rule.strided), rule.strided)
 
@@ -214,7 +214,7 @@ def _product(inputs: Tensor, weights: Tensor, rule: _Rule) -> Tensor:
 def _transposed(grad: Tensor, inputs: Tensor, weights: Tensor, rule: _Rule, need_inputs: bool) -> tuple[Any, Any]:
     """Gradients of the product by its inputs and by its weights."""
     if inputs.dtype == weights.dtype:
-        return clt.transposed_convolution(grad, inputs, weights, rule.strided, need_inputs, True)
+        return products.transposed_convolution(grad, inputs, weights, rule.strided, need_inputs, True)
     low = half.low_weight(weights, inputs, rule.strided)
     by_inputs, by_weights = half.transposed(grad, inputs, low, rule.strided, need_inputs)
     return by_inputs, by_weights.to(weights.dtype)

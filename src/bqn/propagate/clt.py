@@ -20,8 +20,7 @@ backward keeps μ and M only, which a plain layer keeps too.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,34 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
-from bqn.propagate import half, neighbours, units
-from bqn.propagate.neighbours import Neighbours, Reading
-from bqn.propagate.units import Units
+from bqn.propagate import half, neighbours, products, together
+from bqn.propagate.neighbours import Neighbours
+from bqn.propagate.products import Geometry, per_unit, product
 from bqn.propagate.windows import output_size, over_places, windows
 
 # Largest fan-in of a convolution whose windows are gathered.
 _GATHER_UP_TO = 128
-_LEAST_SHARE = 0.1  # of a variance that common noise may leave of it
-
-
-class Geometry(NamedTuple):
-    """How a convolution walks over its input; one entry per spatial dimension."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-
-def product(x: Tensor, weight: Tensor, geometry: Geometry | None, bias: Tensor | None = None) -> Tensor:
-    """The linear map of a layer: a matrix product, or a convolution where a geometry is given."""
-    if geometry is None:
-        if weight.dim() == 2 and (bias is None or bias.dim() == 1):
-            return F.linear(x, weight, bias)
-        result = x @ weight.mT  # leading dimensions of the weight are replicas
-        return result if bias is None else result + bias.unsqueeze(-2)
-    stride, padding, dilation, groups = geometry
-    return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
 
 
 class _TwoProducts(torch.autograd.Function):
@@ -91,7 +69,7 @@ class _TwoProducts(torch.autograd.Function):
         grad_mean, grad_var = grads
         x, centre, weight = ctx.saved_tensors
         need = ctx.needs_input_grad
-        transpose = _transposed_linear if ctx.geometry is None else transposed_convolution
+        transpose = products.transposed_linear if ctx.geometry is None else products.transposed_convolution
         grad_x = grad_centre = grad_weight = grad_bias = grad_total = None
         if grad_var is not None:
             base = x if centre is None else x - centre
@@ -108,7 +86,7 @@ class _TwoProducts(torch.autograd.Function):
         if grad_mean is not None:
             grad_x, grad_weight = transpose(grad_mean, x, weight, ctx.geometry, need[0], need[2], grad_x, grad_weight)
             if need[3]:
-                grad_bias = _sum_per_unit(grad_mean, ctx.geometry, ctx.bias_shape)
+                grad_bias = products.sum_per_unit(grad_mean, ctx.geometry, ctx.bias_shape)
         return grad_x, grad_centre, grad_weight, grad_bias, grad_total, None
 
 
@@ -141,94 +119,6 @@ def not_negative(var: Tensor) -> Tensor:
     """A variance, without what rounding has taken below zero."""
     result: Tensor = _NotNegative.apply(var)  # type: ignore[no-untyped-call]
     return result
-
-
-def with_common_noise(var: Tensor, noises: Iterable[Tensor | None]) -> Tensor:
-    """A variance of sums over independent inputs, with what it gains or loses because these err together.
-
-    That it cannot lose all of it is known; what is worked out from averages may say otherwise, and near zero the slope
-    of a sign knows no bounds. So a share is kept.
-    """
-    known = [noise.to(var.dtype) for noise in noises if noise is not None]
-    if not known:
-        return var
-    total: Tensor = _AtLeast.apply(sum(known, var), var, _LEAST_SHARE)  # type: ignore[no-untyped-call]
-    return total
-
-
-class _AtLeast(torch.autograd.Function):
-    """The larger of a variance and a share of another.
-
-    For rows `(N, units)` it keeps which it is. For images, of which that would be much to keep, gradients pass to the
-    first as if it were the larger.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, whole: Tensor, share: float) -> Tensor:
-        return torch.maximum(x, share * whole)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, whole, ctx.share = inputs
-        ctx.passes = x.dim() > 2
-        if not ctx.passes:
-            ctx.save_for_backward(x >= ctx.share * whole)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        if ctx.passes:
-            return grads[0], None, None
-        (above,) = ctx.saved_tensors
-        return torch.where(above, grads[0], 0.0), torch.where(above, 0.0, ctx.share * grads[0]), None
-
-
-Pair = tuple[Tensor | None, Tensor | None]
-
-
-def _transposed_linear(
-    grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None, need_x: bool, need_weight: bool,
-    onto_x: Tensor | None = None, onto_weight: Tensor | None = None,
-) -> Pair:  # fmt: skip
-    """Gradients of `product(x, weight)` by x and by the weight, added to what is there already."""
-    grad_x = _matmul_onto(onto_x, grad, weight) if need_x else None
-    return grad_x, _matmul_onto(onto_weight, grad.mT, x, weight.shape) if need_weight else None
-
-
-def _matmul_onto(onto: Tensor | None, a: Tensor, b: Tensor, shape: torch.Size | None = None) -> Tensor:
-    if onto is not None and a.dim() == b.dim() == onto.dim() == 2:
-        return torch.addmm(onto, a, b)  # no pass of its own for the sum
-    result = a @ b if shape is None else (a @ b).sum_to_size(shape)
-    return result if onto is None else onto.add_(result)
-
-
-def transposed_convolution(
-    grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, need_x: bool, need_weight: bool,
-    onto_x: Tensor | None = None, onto_weight: Tensor | None = None,
-) -> Pair:  # fmt: skip
-    stride, padding, dilation, groups = geometry
-    grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-        grad, x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups, [need_x, need_weight, False]
-    )
-    grad_x = grad_x if onto_x is None else onto_x.add_(grad_x)
-    grad_weight = grad_weight if onto_weight is None else onto_weight.add_(grad_weight)
-    return (grad_x if need_x else None), (grad_weight if need_weight else None)
-
-
-def _sum_per_unit(grad: Tensor, geometry: Geometry | None, shape: torch.Size) -> Tensor:
-    if geometry is not None:
-        return grad.sum((0, *range(2, grad.dim())))
-    return grad.sum(-2) if len(shape) > 1 else grad.flatten(0, -2).sum(0)
-
-
-def padded(geometry: Geometry | None) -> bool:
-    return geometry is not None and any(geometry.padding)
-
-
-def per_unit(values: Tensor, geometry: Geometry | None) -> Tensor:
-    """One number per output unit, shaped to broadcast over the output."""
-    return values.unsqueeze(-2) if geometry is None else values.reshape(-1, *(1 for _ in geometry.stride))
 
 
 def _window_sum(per_input: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
@@ -410,15 +300,15 @@ def linear(
     """
     mean = mean_of(x)
     bias_mean = None if bias is None else mean_of(bias)
-    made_of = None if mean_field else _made_of(x, weight, geometry)
+    made_of = None if mean_field else together.units_of(x, weight, geometry)
 
     def moments(centre: Tensor | None) -> tuple[Tensor, Tensor]:
         inputs = x
         if not isinstance(x, Gaussian) and _works_in_half(x, weight, geometry):
             inputs = half.prepared(x, geometry)
         result, var = _moments_in_working_precision(inputs, weight, bias_mean, geometry, centre)
-        noises = _common_noise(inputs, weight, geometry), _noise_of_units(x, weight, geometry)
-        return result, with_common_noise(var, noises)
+        noises = together.noise_of_neighbours(inputs, weight, geometry), together.noise_of_units(x, weight, geometry)
+        return result, together.with_common_noise(var, noises)
 
     def total() -> tuple[Tensor, Tensor]:
         result, var = moments(None)
@@ -432,81 +322,10 @@ def linear(
         result, var = moments(centre)
         if geometry is None or mean_field:
             return Gaussian.of(result, var, units=made_of)
-        correlation = correlation_of_sums(x, weight, centre, statistics, momentum)
+        correlation = together.correlation_of_sums(x, weight, centre, statistics, momentum)
         once = tuple(1 for _ in geometry.stride)
         return Gaussian.of(result, var, Neighbours(neighbours.behind_pooling(correlation, once, geometry.stride)))
 
     dtype = half.working_dtype(mean) if _works_in_half(x, weight, geometry) else weight.dtype
     like = weight.mean.new_empty(0, dtype=dtype)
     return Gaussian.deferred(_output_shape(x, weight, geometry), like, total, within, units=made_of)
-
-
-def _made_of(x: Belief, weight: Categorical, geometry: Geometry | None) -> Units | None:
-    """What the sums of a matrix product have in common: inputs that are not known."""
-    if isinstance(x, Tensor) or geometry is not None or weight.mean.dim() != 2 or len(x.shape) != 2:
-        return None
-    return units.that_read(x, weight.mean)
-
-
-def _noise_of_units(x: Belief, weight: Categorical, geometry: Geometry | None) -> Tensor | None:
-    """What the variance gains because the units that are read have inputs in common, shaped like the output."""
-    if isinstance(x, Tensor) or x.units is None or geometry is not None:
-        return None
-    return units.common_noise(x.units, weight.mean)
-
-
-def correlation_of_sums(
-    x: Belief, weight: Categorical, centre: Tensor, statistics: BatchStatistics, momentum: float | None
-) -> Tensor:
-    """What the sums of a convolution at two positions side by side have in common, before any stride."""
-
-    def measure() -> Tensor:
-        mean = weight.mean.detach()
-        inputs = mean_of(x).detach()
-        if isinstance(x, Categorical) and len(x.level_values) == 2:  # not `x.var`, which would be kept for backward
-            var: Tensor | None = (x.level_values[1] - inputs) * (inputs - x.level_values[0])
-        else:
-            var = var_of(x)
-        square = weight.constant_square
-        second = mean.new_full((), square) if square is not None else (mean.square() + weight.var.detach()).mean()
-        known = None if isinstance(x, Tensor) else x.neighbours
-        moments = second - mean.square().mean(), second
-        return neighbours.of_sums(inputs, var, centre, moments, known)
-
-    return statistics.correlation(measure, momentum if x.shape[0] else None)
-
-
-def _common_noise(x: Belief, weight: Categorical, geometry: Geometry | None) -> Tensor | None:
-    """What the variance gains because neighbouring inputs err together, shaped like the output."""
-    if isinstance(x, Tensor) or x.neighbours is None:
-        return None
-    correlation, places = x.neighbours
-    if geometry is None:
-        if places is None or weight.mean.dim() > 2:
-            return None
-        common = neighbours.common_weight(weight.mean.unflatten(-1, (-1, math.prod(places))), correlation, places)
-        once, still = tuple(1 for _ in places), tuple(0 for _ in places)
-        return common_noise(x.reshape(x.shape[0], common.shape[1], *places), common, places, still, once).flatten(1)
-    kernel = tuple(weight.shape[2:])
-    common = neighbours.common_weight(weight.mean.flatten(2), correlation, kernel, geometry.dilation)
-    if set(geometry.dilation) == {1}:
-        return common_noise(x, common, kernel, geometry.padding, geometry.stride, geometry.groups)
-    channels, once, still = x.shape[1], tuple(1 for _ in kernel), tuple(0 for _ in kernel)
-    box = common.new_full((channels, 1, *kernel), 1 / math.prod(kernel))
-    read = product(x.var.to(common.dtype), box, geometry._replace(groups=channels))
-    noise = product(read, common.reshape(*common.shape, *once), Geometry(once, still, once, geometry.groups))
-    return noise * neighbours.inside(correlation, tuple(x.shape[2:]), kernel, geometry).to(noise.dtype)
-
-
-def common_noise(
-    x: Gaussian | Categorical, common: Tensor, kernel: tuple[int, ...], padding: tuple[int, ...],
-    stride: tuple[int, ...], groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """`neighbours.common_noise` of a belief `(N, C, *spatial)`, as far as the pairs of places lie inside the image."""
-    pair = x.level_values if isinstance(x, Categorical) and len(x.level_values) == 2 else None
-    var = None if pair is not None else x.var
-    noise = neighbours.common_noise(x.mean, var, common, Reading(kernel, padding, stride, pair), groups)
-    if not any(padding) or x.neighbours is None:
-        return noise
-    walk = Geometry(stride, padding, tuple(1 for _ in kernel), groups)
-    return noise * neighbours.inside(x.neighbours.correlation, tuple(x.shape[2:]), kernel, walk).to(noise.dtype)

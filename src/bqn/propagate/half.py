@@ -36,7 +36,7 @@ from bqn.beliefs import Belief, Categorical, Gaussian
 from bqn.propagate.windows import over_places, padded
 
 if TYPE_CHECKING:
-    from bqn.propagate.clt import Geometry
+    from bqn.propagate.products import Geometry
 
 
 _LOW = (torch.bfloat16, torch.float16)

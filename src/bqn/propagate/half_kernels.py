@@ -22,7 +22,7 @@ from torch import Tensor
 from bqn.propagate import half
 
 if TYPE_CHECKING:
-    from bqn.propagate.clt import Geometry
+    from bqn.propagate.products import Geometry
 
 _BLOCK = 1024
 _CHUNKS = 16  # partial sums over the units, for the gradient of the centre

@@ -37,7 +37,7 @@ from bqn.propagate.pooling import strided_average
 from bqn.propagate.windows import padded, windows
 
 if TYPE_CHECKING:
-    from bqn.propagate.clt import Geometry
+    from bqn.propagate.products import Geometry
 
 _MOST = 0.999  # beyond it the arc sine is too steep for numbers that are estimated
 

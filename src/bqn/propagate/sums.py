@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, WithinFunction
 from bqn.levels import MAX_SUPPORT, Levels, combine_levels, lattice_index, lattice_step, level_tensor
-from bqn.propagate import averaged, clt, contraction, fourier
+from bqn.propagate import averaged, clt, contraction, fourier, products
 from bqn.propagate.windows import windows
 
 EXACT = ("contract", "fft")
@@ -78,7 +78,7 @@ def linear(
     weight: Belief,
     bias: Belief | None,
     method: str,
-    geometry: clt.Geometry | None = None,
+    geometry: products.Geometry | None = None,
     statistics: clt.BatchStatistics | None = None,
     mean_field: bool = False,
 ) -> Belief:
@@ -89,7 +89,7 @@ def linear(
     if isinstance(weight, Tensor) and isinstance(x, Tensor):
         if bias is not None and not isinstance(bias, Tensor):
             raise ValueError("bias must be known where the weight is: draw both or neither")
-        return clt.product(x, weight, geometry, bias)
+        return products.product(x, weight, geometry, bias)
     if not isinstance(weight, Categorical) or isinstance(bias, Gaussian):
         raise ValueError("weight must be a Categorical posterior while the input is uncertain: draw the whole network")
     gaussian = clt.linear(x, weight, bias, geometry, statistics, mean_field)
@@ -99,9 +99,9 @@ def linear(
         choose(method, None)
         return gaussian
     fan_in = weight.shape[1:].numel() if geometry is not None else weight.shape[-1]
-    inputs = contraction.with_zero_levels(x.level_values) if clt.padded(geometry) else x.level_values
-    products, _ = combine_levels(inputs, weight.level_values, operator.mul)
-    terms = [(fan_in, products)]
+    inputs = contraction.with_zero_levels(x.level_values) if products.padded(geometry) else x.level_values
+    values, _ = combine_levels(inputs, weight.level_values, operator.mul)
+    terms = [(fan_in, values)]
     if isinstance(bias, Categorical):
         terms.append((1, bias.level_values))
     outputs = gaussian.shape[1:].numel() if geometry is not None else gaussian.shape[-1]
@@ -122,7 +122,7 @@ def _in_parts(x: Categorical, rows: int, function: Callable[[Categorical], Categ
 
 
 def _exact(
-    x: Categorical, weight: Categorical, bias: Categorical | None, method: str, geometry: clt.Geometry | None
+    x: Categorical, weight: Categorical, bias: Categorical | None, method: str, geometry: products.Geometry | None
 ) -> Categorical:
     if geometry is None:  # (..., N, 1, I) against (..., 1, J, I)
         read = Categorical.of(x.level_values, probs=x.probs.unsqueeze(-3))
