@@ -12,9 +12,12 @@ variance of this sum gains
 to first order in the correlations, which is too little where many units agree and are fairly sure. Inputs that were
 flattened from neighbouring positions err together themselves (`neighbours`), which adds pairs of k.
 
-That is a product with M for each example and each output. While batch norm takes its statistics from the batch, the
-means ḡ of the slopes over that batch stand for all examples, and the whole is scaled for each of them by
-(Σ g / Σ ḡ)²: one product of weights a step. At evaluation no example depends on the others.
+That is a product with M for each example and each output, which backward makes once more rather than keep it. Behind
+convolutions it is a small part of the work. In a network of fully connected layers alone it would take as long as all
+the rest. There, while batch norm takes its statistics from the batch, the means ḡ of the slopes over that batch stand
+for all examples, and the whole is scaled for each of them by (Σ g / Σ ḡ)²: one product of weights a step. A network can
+learn weights whose noise cancels at the mean slopes and at no example's own. The VGG did, and claimed a tenth of its
+variance; an MLP has not been seen to. At evaluation all examples have their own slopes and depend on no others.
 
 Carried over one layer only: from a fully connected layer through batch norm, or none, and a quantizer into the next
 fully connected layer, if that has few outputs.
@@ -158,27 +161,27 @@ def common_noise(units: Units, weight: Tensor) -> Tensor | None:
     """
     if units.slope is None or weight.dim() != 2 or weight.shape[0] > MOST_OUTPUTS:
         return None
-    slope, noise = units.slope().to(weight.dtype), _InputNoise.of(units, weight.dtype)
+    slope = units.slope().to(weight.dtype)
     if slope.shape[0] == 0:
         return None
-    if units.from_batch:
-        return _by_mean_slopes(slope, noise, units.weight, weight)
-    rows = max(1, _AT_ONCE // (weight.shape[0] * units.weight.shape[1]))
-    parts = zip(slope.split(rows), *(var.split(rows) for var in noise.vars), strict=True)
-    return torch.cat([_by_own_slopes(part, noise._replace(vars=own), units.weight, weight) for part, *own in parts])
+    near, var, level = _noise_of_inputs(units, weight.dtype)
+    if units.from_batch and near is None:
+        return _by_mean_slopes(weight, slope, units.weight, var)
+    noise: Tensor = _Gain.apply(weight, slope, units.weight, near, var, level)  # type: ignore[no-untyped-call]
+    return noise
 
 
-def _by_mean_slopes(slope: Tensor, noise: _InputNoise, inner: Tensor, outer: Tensor) -> Tensor:
+def _by_mean_slopes(outer: Tensor, slope: Tensor, inner: Tensor, var: Tensor) -> Tensor:
     typical = batch.mean_of_all(slope.mean(0))
     size = (slope.abs().sum(-1, keepdim=True) / typical.abs().sum().clamp_min(torch.finfo(slope.dtype).tiny)).square()
-    scaled = outer * typical
-    gains: tuple[Tensor, Tensor | None] = _Gain.apply(scaled, inner, noise.near)  # type: ignore[no-untyped-call]
-    return size * noise.through([gain for gain in gains if gain is not None])
+    gain: Tensor = _GainOfAll.apply(outer * typical, inner)  # type: ignore[no-untyped-call]
+    noise: Tensor = size * (var @ gain.to(var.dtype).mT).to(outer.dtype)
+    return noise
 
 
-class _Gain(torch.autograd.Function):
-    """What sums of units with weights `outer`, which read with weights `inner`, make of the noise of their inputs
-    beyond what each unit makes of it by itself: of each input, and of pairs of places, whose correlations are `near`.
+class _GainOfAll(torch.autograd.Function):
+    """What all examples multiply the variances of their inputs with, `(outputs, inputs)`, if they have the same slopes,
+    which `outer` holds too.
 
     Keeps both weights alone; backward forms all squares anew, which are as large as the larger one.
     """
@@ -186,32 +189,121 @@ class _Gain(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(outer: Tensor, inner: Tensor, near: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        both, square = outer @ inner, outer.square()
-        gain = both.square() - square @ inner.square()
-        if near is None:
-            return gain, None
-        return gain, _pairs(both, near) - square @ _pairs(inner, near)
+    def forward(outer: Tensor, inner: Tensor) -> Tensor:
+        return (outer @ inner).square() - outer.square() @ inner.square()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(*inputs)
-        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor]:
+        outer, inner = ctx.saved_tensors
+        by_both = 2 * grads[0] * (outer @ inner)
+        by_outer = by_both @ inner.mT - 2 * outer * (grads[0] @ inner.square().mT)
+        return by_outer, outer.mT @ by_both - 2 * inner * (outer.square().mT @ grads[0])
+
+
+def _noise_of_inputs(units: Units, dtype: torch.dtype) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """Variances of the inputs, `(N, inputs)`, behind them their means by channel where neighbours err together, and
+    before them how near the places of a channel are to each other then, see `neighbours.matrix_of_pairs`."""
+    # On a GPU half precision stays what it is: it is a part of a variance, and what is kept for backward is half as
+    # much. On a CPU such products are slow, and some crash.
+    var, known = units.doubt(), units.neighbours
+    stays = var.dtype in (torch.bfloat16, torch.float16) and var.device.type != "cpu"
+    var = var if stays else var.to(dtype)
+    if known is None or known.places is None:
+        return None, var, None
+    near = neighbours.matrix_of_pairs(known.correlation.to(dtype), known.places)
+    return near, var, var.unflatten(-1, (-1, near.shape[0])).mean(-1)
+
+
+class _Gain(torch.autograd.Function):
+    """What sums with weights `outer` over units with slopes `slope`, which read with weights `inner`, gain from what
+    these have in common, `(N, outputs)`: the noise that reaches a sum as a whole, less what each unit passes on by
+    itself. `near`, `var` and `level` are what `_noise_of_inputs` gives.
+
+    Keeps what it is given alone; backward forms anew what reaches the sums, which is as large as the inputs of all
+    examples once for each output.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        outer: Tensor, slope: Tensor, inner: Tensor, near: Tensor | None, var: Tensor, level: Tensor | None
+    ) -> Tensor:
+        parts = []
+        for rows in _rows(slope.shape[0], outer.shape[0] * inner.shape[1]):
+            reaching = _reaching(outer, slope[rows], inner, var.dtype)
+            together = (reaching.square() * var[rows].unsqueeze(-2)).sum(-1)
+            if near is not None and level is not None:
+                together = together + (_pairs(reaching, near.to(var.dtype)) * level[rows].unsqueeze(-2)).sum(-1)
+            parts.append(together.to(outer.dtype))
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return whole - (slope.square() * _own_noise(inner, near, var, level)) @ outer.square().mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        outer, inner, near = ctx.saved_tensors
-        both, square = outer @ inner, outer.square()
-        by_both, by_outer, by_inner = torch.zeros_like(both), torch.zeros_like(outer), torch.zeros_like(inner)
-        if grads[0] is not None:
-            by_both = by_both + 2 * grads[0] * both
-            by_outer = by_outer - 2 * outer * (grads[0] @ inner.square().mT)
-            by_inner = by_inner - 2 * inner * (square.mT @ grads[0])
-        if near is not None and grads[1] is not None:
-            by_both = by_both + _spread(both, near, grads[1])
-            by_outer = by_outer - 2 * outer * (grads[1] @ _pairs(inner, near).mT)
-            by_inner = by_inner - _spread(inner, near, square.mT @ grads[1])
-        return by_outer + by_both @ inner.mT, by_inner + outer.mT @ by_both, None
+        outer, slope, inner, near, var, level = ctx.saved_tensors
+        # what each unit passes on by itself
+        own, square = _own_noise(inner, near, var, level), outer.square()
+        by_unit = grads[0] @ square
+        by_outer = -2 * outer * (grads[0].mT @ (slope.square() * own))
+        by_slope = -2 * slope * own * by_unit
+        by_own = (-slope.square() * by_unit).to(var.dtype)
+        by_inner = 2 * inner * (by_own.mT @ var).to(inner.dtype)
+        by_var = by_own @ inner.square().to(var.dtype)
+        by_level = None
+        if near is not None and level is not None:
+            by_inner = by_inner + _spread(inner, near, (by_own.mT @ level).to(inner.dtype))
+            by_level = by_own @ _pairs(inner, near).to(level.dtype)
+        # what reaches a sum as a whole
+        by_slopes, by_vars, by_levels = [], [], []
+        for rows in _rows(slope.shape[0], outer.shape[0] * inner.shape[1]):
+            grad = grads[0][rows].to(var.dtype)
+            reaching = _reaching(outer, slope[rows], inner, var.dtype)
+            by_reaching = 2 * (grad.unsqueeze(-1) * var[rows].unsqueeze(-2)) * reaching
+            by_vars.append((grad.unsqueeze(-1) * reaching.square()).sum(-2))
+            if near is not None and level is not None:
+                close = near.to(var.dtype)
+                by_levels.append((grad.unsqueeze(-1) * _pairs(reaching, close)).sum(-2))
+                by_pairs = grad.unsqueeze(-1) * level[rows].unsqueeze(-2)
+                by_reaching = by_reaching + _spread(reaching, close, by_pairs)
+            by_scaled = (by_reaching @ inner.to(var.dtype).mT).to(outer.dtype)
+            by_outer = by_outer + (by_scaled * slope[rows].unsqueeze(-2)).sum(0)
+            by_slopes.append((by_scaled * outer).sum(-2))
+            scaled = (outer * slope[rows].unsqueeze(-2)).to(var.dtype)
+            by_inner = by_inner + (scaled.flatten(0, 1).mT @ by_reaching.flatten(0, 1)).to(inner.dtype)
+        by_slope, by_var = by_slope + torch.cat(by_slopes), by_var + torch.cat(by_vars)
+        if by_level is not None:
+            by_level = by_level + torch.cat(by_levels)
+        return by_outer, by_slope, by_inner, None, by_var, by_level
+
+
+def _rows(examples: int, each: int) -> list[slice]:
+    """Parts of the batch that form no more than `_AT_ONCE` numbers each."""
+    count = max(1, _AT_ONCE // each)
+    return [slice(start, start + count) for start in range(0, examples, count)]
+
+
+def _reaching(outer: Tensor, slope: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far an input reaches a sum, through all units that read it: `(N, outputs, inputs)`."""
+    scaled = (outer * slope.unsqueeze(-2)).to(dtype)
+    reaching: Tensor = (scaled.flatten(0, 1) @ inner.to(dtype)).unflatten(0, scaled.shape[:2])
+    return reaching
+
+
+def _own_noise(inner: Tensor, near: Tensor | None, var: Tensor, level: Tensor | None) -> Tensor:
+    """What the noise of the inputs makes of the variance of each unit's sum: `(N, units)`."""
+    own: Tensor = (var @ inner.square().to(var.dtype).mT).to(inner.dtype)
+    if near is None or level is None:
+        return own
+    return own + (level @ _pairs(inner, near).to(level.dtype).mT).to(inner.dtype)
 
 
 def _pairs(weight: Tensor, near: Tensor) -> Tensor:
@@ -222,42 +314,3 @@ def _pairs(weight: Tensor, near: Tensor) -> Tensor:
 def _spread(weight: Tensor, near: Tensor, grad: Tensor) -> Tensor:
     """The gradient of `_pairs` by the weight."""
     return neighbours.spread_over_pairs(weight.unflatten(-1, (-1, near.shape[0])), near, grad).flatten(-2)
-
-
-def _by_own_slopes(slope: Tensor, noise: _InputNoise, inner: Tensor, outer: Tensor) -> Tensor:
-    together = noise.through(noise.squares((outer * slope.unsqueeze(1)) @ inner))
-    alone = (slope.square() * noise.through(noise.squares(inner))) @ outer.square().mT
-    return together - alone
-
-
-class _InputNoise(NamedTuple):
-    """Variances of the inputs, `(N, inputs)`; and where neighbours err together their means by channel, and how near
-    the places of a channel are to each other, see `neighbours.matrix_of_pairs`."""
-
-    vars: list[Tensor]
-    near: Tensor | None
-
-    @classmethod
-    def of(cls, units: Units, dtype: torch.dtype) -> _InputNoise:
-        # On a GPU half precision stays what it is: it is a part of a variance, and what is kept for backward is half as
-        # much. On a CPU such products are slow, and some crash.
-        var, known = units.doubt(), units.neighbours
-        stays = var.dtype in (torch.bfloat16, torch.float16) and var.device.type != "cpu"
-        var = var if stays else var.to(dtype)
-        if known is None or known.places is None:
-            return cls([var], None)
-        near = neighbours.matrix_of_pairs(known.correlation.to(dtype), known.places)
-        return cls([var, var.unflatten(-1, (-1, near.shape[0])).mean(-1)], near)
-
-    def squares(self, weight: Tensor) -> list[Tensor]:
-        """What a weight `(..., inputs)` multiplies each of the variances with."""
-        return [weight.square()] if self.near is None else [weight.square(), _pairs(weight, self.near)]
-
-    def through(self, squares: list[Tensor]) -> Tensor:
-        """The variances of sums with these squares: `(outputs, ...)` for all examples or `(N, outputs, ...)`."""
-        terms: list[Tensor] = []
-        for var, square in zip(self.vars, squares, strict=True):
-            low = square.to(var.dtype)
-            term = var @ low.mT if square.dim() == 2 else (low @ var.unsqueeze(-1)).squeeze(-1)
-            terms.append(term.to(square.dtype))
-        return sum(terms[1:], terms[0])
