@@ -417,7 +417,11 @@ class Categorical:
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """One draw of levels, shape of `mean`. A level of probability zero is never drawn."""
         race = torch.empty_like(self.probs).exponential_(generator=generator)
-        return self._level_tensor()[(self.probs.detach() / race).argmax(-1)]
+        shares = self.probs.detach() / race
+        levels = self._level_tensor()
+        if len(levels) == 2:  # the same without an index for each
+            return torch.where(shares[..., 1] > shares[..., 0], levels[1], levels[0])
+        return levels[shares.argmax(-1)]
 
     def mode(self) -> Tensor:
         """The most probable level; of equals the highest, in step with sign(0) = +1."""

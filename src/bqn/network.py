@@ -17,7 +17,7 @@ from bqn.atomic import write_atomic
 from bqn.beliefs import Belief
 from bqn.checks import require_finite, require_floating
 from bqn.heads import Head, Prediction
-from bqn.nn import Posterior, Weight, computed_once, drawn, fix, set_generator
+from bqn.nn import Draws, Posterior, Weight, computed_once, draw, drawn, fix, set_generator
 from bqn.objective import ElboTerms, combine
 from bqn.propagate import half
 
@@ -94,29 +94,33 @@ class Network(nn.Module):
 
     def elbo_terms(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> ElboTerms:
         """The objective with its terms; arguments as for `elbo`."""
-        if data_size < 1:
-            raise ValueError(f"data_size must be the number of training examples, got {data_size}")
+        _require_data_size(data_size)
         with computed_once(self):
-            belief = half.raised(self(x), torch.float32)  # bounds need the digits that half precision lacks
-            log_likelihoods = self.head.log_likelihood(belief, y, validate=self.validate, **options)
-            return combine(log_likelihoods, self.kl(), data_size, lam)
+            return combine(self._log_likelihoods(x, y, **options), self.kl(), data_size, lam)
 
-    def drawn_elbo_terms(
-        self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, generator: torch.Generator | None = None
+    def draw(self, generator: torch.Generator | None = None) -> Draws:
+        """Weights of one network drawn from the posterior, for `half_drawn_elbo_terms`."""
+        return draw(self.body, generator)
+
+    def half_drawn_elbo_terms(
+        self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, draws: Draws, **options: str
     ) -> ElboTerms:
-        """The objective of one network that is drawn from the posterior, instead of the analytic pass's.
+        """The objective with half of its log-likelihood that of a network that was drawn from the posterior.
 
-        Its log-likelihood is an unbiased estimate of what the average over all networks has; its gradients are those
-        of straight-through estimators, by the means of the weights and through the quantizers. Arguments as for
-        `elbo`; `generator` draws the weights.
+        That network's is an unbiased estimate of what the average over all networks has; its gradients are those of
+        straight-through estimators, by the means of the weights and through the quantizers. Arguments as for `elbo`,
+        `draws` from `draw`.
         """
-        if data_size < 1:
-            raise ValueError(f"data_size must be the number of training examples, got {data_size}")
+        _require_data_size(data_size)
         with computed_once(self):
-            with drawn(self.body, generator):
-                output = self(x)
-            log_likelihoods = self.head.log_likelihood(output, y, validate=self.validate)
-            return combine(log_likelihoods, self.kl(), data_size, lam)
+            analytic = self._log_likelihoods(x, y, **options)
+            with drawn(self.body, draws):
+                sampled = self._log_likelihoods(x, y)
+            return combine(0.5 * (analytic + sampled), self.kl(), data_size, lam)
+
+    def _log_likelihoods(self, x: Tensor, y: Tensor, **options: str) -> Tensor:
+        belief = half.raised(self(x), torch.float32)  # bounds need the digits that half precision lacks
+        return self.head.log_likelihood(belief, y, validate=self.validate, **options)
 
     def elbo(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> Tensor:
         """What training maximizes: mean log-likelihood bound minus `lam / data_size` times the KL; a scalar.
@@ -244,6 +248,11 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for child, training in modes:
             child.training = training
+
+
+def _require_data_size(data_size: int) -> None:
+    if data_size < 1:
+        raise ValueError(f"data_size must be the number of training examples, got {data_size}")
 
 
 def _require_input(x: Tensor) -> None:

@@ -3,7 +3,7 @@
 from bqn.nn._activation import Quantize, RandomThreshold, Sign
 from bqn.nn._conv import Conv1d, Conv2d
 from bqn.nn._elementwise import Add, Dropout, Product, Shortcut
-from bqn.nn._layer import HiddenVariableLayer, Layer, drawn, fix, set_generator
+from bqn.nn._layer import Draws, HiddenVariableLayer, Layer, draw, drawn, fix, set_generator
 from bqn.nn._linear import Linear
 from bqn.nn._norm import BatchNorm1d, BatchNorm2d, recalibrate
 from bqn.nn._pool import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, ProbPool1d, ProbPool2d
@@ -19,6 +19,7 @@ __all__ = [
     "BatchNorm2d",
     "Conv1d",
     "Conv2d",
+    "Draws",
     "Dropout",
     "Flatten",
     "HiddenVariableLayer",
@@ -38,6 +39,7 @@ __all__ = [
     "Weight",
     "belief_of",
     "computed_once",
+    "draw",
     "drawn",
     "fix",
     "recalibrate",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -107,27 +107,47 @@ def set_generator(module: nn.Module, generator: torch.Generator | None) -> None:
             child.generator = generator
 
 
+class Draws(NamedTuple):
+    """One draw of everything below a module that is not known.
+
+    Attributes
+    ----------
+    weights : one Tensor for each posterior, in the order of `modules()`
+    generator : Generator or None, for hidden variables, which are drawn when they are needed; None if there are none
+    """
+
+    weights: tuple[Tensor, ...]
+    generator: torch.Generator | None = None
+
+
+def draw(module: nn.Module, generator: torch.Generator | None = None) -> Draws:
+    """Draw the weights of all posteriors below `module`, for `drawn`."""
+    hides = any(isinstance(child, HiddenVariableLayer) for child in module.modules())
+    weights = tuple(child.sample(generator) for child in module.modules() if isinstance(child, Posterior))
+    return Draws(weights, generator if hides else None)
+
+
 @contextmanager
-def drawn(module: nn.Module, generator: torch.Generator | None = None) -> Iterator[None]:
-    """Inside the block every posterior below `module` stands for one draw from it, a tensor, and hidden variables are
-    drawn too.
+def drawn(module: nn.Module, draws: Draws) -> Iterator[None]:
+    """Inside the block every posterior below `module` stands for what was drawn from it, a tensor, and hidden variables
+    are drawn too.
 
     Gradients by the drawn weights pass on to the means of the posteriors as they are (straight-through). For what is
     linear in the weights that is the gradient of the expectation; elsewhere it is an estimate with a bias.
     """
-    posteriors = {child: child._drawn for child in module.modules() if isinstance(child, Posterior)}
-    hidden = {
-        child: (child.draws, child.generator) for child in module.modules() if isinstance(child, HiddenVariableLayer)
-    }
+    posteriors = [child for child in module.modules() if isinstance(child, Posterior)]
+    hidden = [child for child in module.modules() if isinstance(child, HiddenVariableLayer)]
+    weights_before = [posterior._drawn for posterior in posteriors]
+    hidden_before = [(layer.draws, layer.generator) for layer in hidden]
     try:
-        for posterior in posteriors:
+        for posterior, weight in zip(posteriors, draws.weights, strict=True):
             mean = posterior.mean
-            posterior._drawn = posterior.sample(generator) + (mean - mean.detach())
+            posterior._drawn = weight + (mean - mean.detach())
         for layer in hidden:
-            layer.draws, layer.generator = True, generator
+            layer.draws, layer.generator = True, draws.generator
         yield
     finally:
-        for posterior, draw in posteriors.items():
-            posterior._drawn = draw
-        for layer, (draws, own) in hidden.items():
-            layer.draws, layer.generator = draws, own
+        for posterior, before in zip(posteriors, weights_before, strict=True):
+            posterior._drawn = before
+        for layer, (draws_before, generator_before) in zip(hidden, hidden_before, strict=True):
+            layer.draws, layer.generator = draws_before, generator_before

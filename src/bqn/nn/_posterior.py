@@ -195,23 +195,26 @@ Handed: TypeAlias = dict[Posterior, _Handed]
 
 
 def handed_out(modules: Iterable[nn.Module]) -> Handed:
-    """What the posteriors below `modules` hand out at this moment."""
+    """What the posteriors below `modules` hand out at this moment, whatever their beliefs work out later."""
     posteriors = [child for module in modules for child in module.modules() if isinstance(child, Posterior)]
-    return {posterior: _Handed(posterior._shared, posterior._drawn) for posterior in posteriors}
+    return {posterior: _Handed(_copied(posterior._shared), posterior._drawn) for posterior in posteriors}
+
+
+def _copied(shared: tuple[Categorical, Tensor] | None) -> tuple[Categorical, Tensor] | None:
+    return None if shared is None else (copy.copy(shared[0]), shared[1])
 
 
 @contextmanager
 def handing_out(handed: Handed) -> Iterator[None]:
     """Inside the block posteriors hand out this; of beliefs copies that have worked out nothing yet."""
-    before = handed_out(handed)
+    before = [(posterior, posterior._shared, posterior._drawn) for posterior in handed]
     try:
         for posterior, (shared, draw) in handed.items():
-            posterior._shared = None if shared is None else (copy.copy(shared[0]), shared[1])
-            posterior._drawn = draw
+            posterior._shared, posterior._drawn = _copied(shared), draw
         yield
     finally:
-        for posterior, (shared, draw) in before.items():
-            posterior._shared, posterior._drawn = shared, draw
+        for posterior, own, drawn in before:
+            posterior._shared, posterior._drawn = own, drawn
 
 
 class _TiltAndKL(torch.autograd.Function):

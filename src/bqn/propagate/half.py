@@ -26,18 +26,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian
+from bqn.propagate.products import Geometry, per_unit
 from bqn.propagate.windows import over_places, padded
-
-if TYPE_CHECKING:
-    from bqn.propagate.products import Geometry
-
 
 _LOW = (torch.bfloat16, torch.float16)
 # Which Triton kernels a GPU uses: those for all that is done element by element, and those for matrix products, where
@@ -70,9 +67,14 @@ def working_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if _lowered_to is None or tensor.dtype == torch.float64 else _lowered_to
 
 
+def is_low(x: Belief) -> bool:
+    """Whether `x` is in half precision."""
+    return x.dtype in _LOW
+
+
 def raised(x: Belief, dtype: torch.dtype) -> Belief:
     """The belief in the precision of the weights, where it was lowered."""
-    if x.dtype == dtype or x.dtype not in _LOW:
+    if x.dtype == dtype or not is_low(x):
         return x
     if isinstance(x, Tensor):
         return x.to(dtype)
@@ -105,6 +107,13 @@ def applies(geometry: Geometry | None, x: Tensor) -> bool:
     if geometry is None:
         return x.dim() == 2
     return len(geometry.stride) == 2 and geometry.groups == 1 and geometry.dilation == (1, 1) and x.shape[1] >= 16
+
+
+def of_known(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry | None) -> Tensor:
+    """The sums of a layer whose inputs and weights are known. Levels such as ±1 are exact, the sums rounded."""
+    low = _low(x, geometry)
+    result = product(low, low_weight(weight, low, geometry), geometry)
+    return result if bias is None else result + per_unit(bias, geometry).to(result.dtype)
 
 
 def moments(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, WithinFunction
 from bqn.levels import MAX_SUPPORT, Levels, combine_levels, lattice_index, lattice_step, level_tensor
-from bqn.propagate import averaged, clt, contraction, fourier, products
+from bqn.propagate import averaged, clt, contraction, fourier, half, products
 from bqn.propagate.windows import windows
 
 EXACT = ("contract", "fft")
@@ -89,7 +89,10 @@ def linear(
     if isinstance(weight, Tensor) and isinstance(x, Tensor):
         if bias is not None and not isinstance(bias, Tensor):
             raise ValueError("bias must be known where the weight is: draw both or neither")
-        return products.product(x, weight, geometry, bias)
+        if half.applies(geometry, x):
+            return half.of_known(x, weight, bias, geometry)
+        known = x.to(weight.dtype) if half.is_low(x) else x
+        return products.product(known, weight, geometry, bias)
     if not isinstance(weight, Categorical) or isinstance(bias, Gaussian):
         raise ValueError("weight must be a Categorical posterior while the input is uncertain: draw the whole network")
     gaussian = clt.linear(x, weight, bias, geometry, statistics, mean_field)

@@ -238,8 +238,8 @@ class _Gain(torch.autograd.Function):
             reaching = _reaching(outer, slope[rows], inner, var.dtype)
             together = (reaching.square() * var[rows].unsqueeze(-2)).sum(-1)
             if near is not None and level is not None:
-                together = together + (_pairs(reaching, near.to(var.dtype)) * level[rows].unsqueeze(-2)).sum(-1)
-            parts.append(together.to(outer.dtype))
+                together = together + (_pairs(reaching, near) * level[rows].unsqueeze(-2)).sum(-1)
+            parts.append(together)
         whole = torch.cat(parts) if len(parts) > 1 else parts[0]
         return whole - (slope.square() * _own_noise(inner, near, var, level)) @ outer.square().mT
 
@@ -265,23 +265,22 @@ class _Gain(torch.autograd.Function):
         # what reaches a sum as a whole
         by_slopes, by_vars, by_levels = [], [], []
         for rows in _rows(slope.shape[0], outer.shape[0] * inner.shape[1]):
-            grad = grads[0][rows].to(var.dtype)
+            grad = grads[0][rows].unsqueeze(-1)
             reaching = _reaching(outer, slope[rows], inner, var.dtype)
-            by_reaching = 2 * (grad.unsqueeze(-1) * var[rows].unsqueeze(-2)) * reaching
-            by_vars.append((grad.unsqueeze(-1) * reaching.square()).sum(-2))
+            by_reaching = 2 * grad * var[rows].unsqueeze(-2) * reaching
+            by_vars.append((grad * reaching.square()).sum(-2))
             if near is not None and level is not None:
-                close = near.to(var.dtype)
-                by_levels.append((grad.unsqueeze(-1) * _pairs(reaching, close)).sum(-2))
-                by_pairs = grad.unsqueeze(-1) * level[rows].unsqueeze(-2)
-                by_reaching = by_reaching + _spread(reaching, close, by_pairs)
-            by_scaled = (by_reaching @ inner.to(var.dtype).mT).to(outer.dtype)
+                by_levels.append((grad * _pairs(reaching, near)).sum(-2))
+                by_reaching = by_reaching + _spread(reaching, near, grad * level[rows].unsqueeze(-2))
+            low = by_reaching.to(var.dtype)
+            by_scaled = (low @ inner.to(var.dtype).mT).to(outer.dtype)
             by_outer = by_outer + (by_scaled * slope[rows].unsqueeze(-2)).sum(0)
             by_slopes.append((by_scaled * outer).sum(-2))
             scaled = (outer * slope[rows].unsqueeze(-2)).to(var.dtype)
-            by_inner = by_inner + (scaled.flatten(0, 1).mT @ by_reaching.flatten(0, 1)).to(inner.dtype)
-        by_slope, by_var = by_slope + torch.cat(by_slopes), by_var + torch.cat(by_vars)
+            by_inner = by_inner + (scaled.flatten(0, 1).mT @ low.flatten(0, 1)).to(inner.dtype)
+        by_slope, by_var = by_slope + torch.cat(by_slopes), by_var + torch.cat(by_vars).to(var.dtype)
         if by_level is not None:
-            by_level = by_level + torch.cat(by_levels)
+            by_level = by_level + torch.cat(by_levels).to(by_level.dtype)
         return by_outer, by_slope, by_inner, None, by_var, by_level
 
 
@@ -292,9 +291,13 @@ def _rows(examples: int, each: int) -> list[slice]:
 
 
 def _reaching(outer: Tensor, slope: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far an input reaches a sum, through all units that read it: `(N, outputs, inputs)`."""
+    """How far an input reaches a sum, through all units that read it: `(N, outputs, inputs)`, from products in `dtype`.
+
+    Not in `dtype` itself: two sums of its squares are compared, which differ by little.
+    """
     scaled = (outer * slope.unsqueeze(-2)).to(dtype)
-    reaching: Tensor = (scaled.flatten(0, 1) @ inner.to(dtype)).unflatten(0, scaled.shape[:2])
+    product = (scaled.flatten(0, 1) @ inner.to(dtype)).to(inner.dtype)
+    reaching: Tensor = product.unflatten(0, scaled.shape[:2])
     return reaching
 
 

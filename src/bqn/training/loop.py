@@ -322,26 +322,24 @@ class Trainer:
 
     def objective(self, x: Tensor, y: Tensor, lam: Tensor | None = None) -> ElboTerms:
         """The objective on some examples as stored, with λ as in `terms`."""
-        analytic = self._analytic(x, y, lam)
-        if not self.draws:
-            return analytic
-        weight = self.lam(self._time()) if lam is None else lam
-        drawn = self.net.drawn_elbo_terms(to_input(x), y, len(self.x), weight, self.state.augmentation)
-        return ElboTerms(*(0.5 * (one + other) for one, other in zip(analytic, drawn, strict=True)))
-
-    def _analytic(self, x: Tensor, y: Tensor, lam: Tensor | None) -> ElboTerms:
-        mixed = half.lowered() if self.config.mixed_precision else nullcontext()
+        compiles = self.compiles and lam is not None
+        inputs, count, weight = to_input(x), len(self.x), self.lam(self._time()) if lam is None else lam
         bound = {} if isinstance(self.net.head, GaussianHead) else {"bound": self.config.bound}
-        with mixed:
-            if lam is None:
-                return self.net.elbo_terms(to_input(x), y, len(self.x), self.lam(self._time()), **bound)
-            objective = self._compiled if self.compiles else self.net.elbo_terms
-            return objective(to_input(x), y, len(self.x), lam, **bound)
+        with half.lowered() if self.config.mixed_precision else nullcontext():
+            if self.draws:
+                terms = self._half_drawn_compiled if compiles else self.net.half_drawn_elbo_terms
+                return terms(inputs, y, count, weight, self.net.draw(self.state.augmentation), **bound)
+            terms = self._compiled if compiles else self.net.elbo_terms
+            return terms(inputs, y, count, weight, **bound)
 
     @cached_property
     def _compiled(self) -> Callable[..., ElboTerms]:
         """The objective, compiled; see `compiler.compiled`."""
         return compiled(self.net.elbo_terms)
+
+    @cached_property
+    def _half_drawn_compiled(self) -> Callable[..., ElboTerms]:
+        return compiled(self.net.half_drawn_elbo_terms)
 
     def _score(self, started: float) -> EpochRecord:
         state, config = self.state, self.config
