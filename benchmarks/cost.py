@@ -148,7 +148,8 @@ def draw(rows: list[dict[str, Any]], folder: Path, machine: str) -> None:
             titles = [f"{row['value']}: {row[kind]:.3f} ms" for row in mine]
             chart.line(points, kind)
             chart.markers(points, kind, titles=titles)
-            chart.note(*points[-1], text, anchor="end", style=kind, fall=-8 if kind == "ours" else 18)
+            below = kind == "ours" and mine[-1]["ours"] < mine[-1]["floor"]  # else the two names would meet
+            chart.note(*points[-1], text, anchor="end", style=kind, fall=18 if below else -8)
         picture = chart.svg().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="540" ', 1)
         picture = picture.replace(">", f"><style>{STYLE}</style>", 1)
         write_atomic(folder / f"cost-{axis}.svg", f"{picture}\n".encode())

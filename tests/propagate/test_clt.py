@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from bqn.beliefs import Categorical, _Tilt
+from bqn.beliefs import Categorical
+from bqn.beliefs._categorical import _Tilt
 from bqn.nn._posterior import _TiltAndKL
 from bqn.propagate import clt, products
 from bqn.propagate.half import _HalfMoments
