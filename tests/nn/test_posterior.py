@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import bqn
 from bqn.nn import Posterior, computed_once
-from bqn.nn._posterior import logit_width
+from bqn.nn._posterior import _MomentsAndKL, logit_width
 
 
 @pytest.mark.parametrize("levels", [bqn.BINARY, bqn.TERNARY, (-2.0, 0.5, 0.75, 9.0)])
@@ -48,6 +48,35 @@ def test_binary_kl_is_finite_bounded_and_has_finite_gradients(a: float, b: float
     kl.backward()
     assert -1e-6 <= kl.item() <= math.log(2) + 1e-6
     assert bool(torch.isfinite(posterior.logits.grad).all())
+
+
+@given(st.lists(st.floats(-200, 200), min_size=3, max_size=3))
+def test_ternary_kl_is_finite_bounded_and_has_finite_gradients(logits: list[float]) -> None:
+    posterior = Posterior((1,), bqn.TERNARY)
+    with torch.no_grad():
+        posterior.logits.copy_(torch.tensor([logits]))
+    kl = posterior.kl()
+    kl.backward()
+    assert -1e-6 <= kl.item() <= math.log(3) + 1e-6
+    assert bool(torch.isfinite(posterior.logits.grad).all())
+
+
+@pytest.mark.parametrize("prior", [None, (0.2, 0.5, 0.3)])
+def test_moments_and_kl_of_several_levels_gradcheck(prior: tuple[float, ...] | None) -> None:
+    levels = (-1.0, 0.5, 3.0)
+    posterior = Posterior((4,), levels, prior).double()
+
+    def run(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return _MomentsAndKL.apply(logits, posterior.levels, posterior.log_prior)  # type: ignore[no-any-return, no-untyped-call]
+
+    logits = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(run, (logits,))
+    with torch.no_grad():
+        posterior.logits.copy_(logits)
+    with computed_once(posterior):
+        belief = posterior.law()
+        assert_close(belief.mean, posterior.logits.softmax(-1) @ posterior.levels)
+        assert_close(belief.var, belief.central_moment(2))
 
 
 def test_uniform_prior_gives_the_entropy_up_to_a_constant() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
 import bqn
@@ -47,6 +48,36 @@ def test_tilt_and_kl_against_float64(scale: float, count: int) -> None:
     assert_close(alone.double(), wanted, rtol=1e-4, atol=1e-6)
 
 
+def levels_and_prior(count: int) -> tuple[Tensor, Tensor]:
+    levels = torch.linspace(-1.5, 2.0, count)
+    return levels, torch.log_softmax(torch.linspace(0, 1, count), 0)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize(("count", "depth"), [(1, 2), (7, 3), (256, 5), (5001, 3), (300, cpu.MOST_LEVELS)])
+def test_moments_and_kl_against_float64(scale: float, count: int, depth: int) -> None:
+    levels, log_prior = levels_and_prior(depth)
+    logits = scale * torch.randn(count, depth) + 3
+    wide = logits.double().requires_grad_()
+    log_q = torch.log_softmax(wide, -1)
+    probs = log_q.exp()
+    mean = probs @ levels.double()
+    var = (probs * (levels.double() - mean.unsqueeze(-1)).square()).sum(-1)
+    kl = (probs * (log_q - log_prior.double())).sum()
+    found = cpu.moments_and_kl(logits, levels, log_prior)
+    assert_close(found[0].double(), mean.detach(), rtol=1e-5, atol=1e-6)
+    assert_close(found[1].double(), var.detach(), rtol=1e-5, atol=1e-6)
+    assert_close(found[2].double(), kl.detach(), rtol=1e-5, atol=1e-7 * count * max(1.0, scale))
+    by_mean, by_var = torch.randn(count), torch.randn(count)
+    for given in ((by_mean, by_var, 0.3), (by_mean, None, 0.0), (None, by_var, 0.0), (None, None, 0.3)):
+        value = given[2] * kl
+        for weight, moment in ((given[0], mean), (given[1], var)):
+            value = value + (0 if weight is None else (weight * moment).sum())
+        (wanted,) = torch.autograd.grad(value, wide, retain_graph=True)
+        got = cpu.moments_and_kl_backward(logits, levels, log_prior, *given)
+        assert_close(got.double(), wanted, rtol=1e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("shape", [*SHAPES, (33, 70), (3, 65, 5, 9)])
 def test_normalized_sign_against_float64(shape: tuple[int, ...]) -> None:
     mean, var = moments(shape, torch.float32)
@@ -86,6 +117,9 @@ def test_a_nan_stays_a_nan_and_certainty_is_certain() -> None:
     out = cpu.forward(mean, var, torch.ones(1), torch.zeros(1))[:, 0]
     assert out[:2].isnan().all()
     assert out[2:].tolist() == [1.0, -1.0]
+    mean, var, kl = cpu.moments_and_kl(torch.tensor([[0.0, nan, 1.0], [0.0, 1.0, 2.0]]), *levels_and_prior(3))
+    assert torch.isnan(mean).tolist() == torch.isnan(var).tolist() == [True, False]
+    assert torch.isnan(kl)
     tilt, kl = cpu.tilt_and_kl(torch.tensor([[0.0, nan], [0.0, 1.0]]))
     assert tilt[0].isnan()
     assert kl.isnan()

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -110,10 +110,14 @@ class Posterior(Weight):
         if self.uniform_prior and len(self.level_values) == 2:
             tilt, divergence = _TiltAndKL.apply(self.logits)  # type: ignore[no-untyped-call]
             return Categorical.of_logits(self.logits, self.level_values, tilt), divergence
+        if self.common_log_prior is not None:
+            mean, var, divergence = _MomentsAndKL.apply(self.logits, self.levels, self.log_prior)  # type: ignore[no-untyped-call]
+            logits = self.logits  # not self, which the belief must not hold on to
+            probs = partial(torch.softmax, logits, -1)
+            return Categorical.of(self.level_values, probs=probs, logits=logits, mean=mean, var=var), divergence
         log_q = torch.log_softmax(self.logits, -1)
-        probs = log_q.exp()
-        belief = Categorical.of(self.level_values, probs=probs, logits=self.logits)
-        return belief, (probs * (log_q - self.log_prior)).sum()
+        belief = Categorical.of(self.level_values, probs=log_q.exp(), logits=self.logits)
+        return belief, (belief.probs * (log_q - self.log_prior)).sum()
 
     @property
     def log_prior(self) -> Tensor:
@@ -255,6 +259,53 @@ class _TiltAndKL(torch.autograd.Function):
         if grad_tilt is not None:
             inner = torch.add(inner, grad_tilt, alpha=0.5)
         return opposite_pair(torch.ops.aten.tanh_backward(inner, tilt))
+
+
+class _MomentsAndKL(torch.autograd.Function):
+    """Mean and variance of weights on D levels, and their KL from a prior that is the same for all.
+
+    With p the probabilities and t the gradient by them, that by the logits is p (t - Σ p t). Keeps the logits alone, of
+    which backward forms the probabilities anew: tensors with a few numbers in the last dimension are slow to work on.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, levels: Tensor, log_prior: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if len(levels) <= cpu.MOST_LEVELS and cpu.usable(logits, levels, log_prior):
+            return cpu.moments_and_kl(logits, levels, log_prior)
+        log_q = torch.log_softmax(logits, -1)
+        probs = log_q.exp()
+        mean = probs @ levels
+        var = (probs * (levels - mean.unsqueeze(-1)).square()).sum(-1)
+        return mean, var, (probs * (log_q - log_prior)).sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None]:
+        logits, levels, log_prior = ctx.saved_tensors
+        by_mean, by_var, by_kl = grads
+        known = [tensor for tensor in grads if tensor is not None]
+        if not known:
+            return None, None, None
+        if len(levels) <= cpu.MOST_LEVELS and cpu.usable(logits, levels, log_prior, *known):
+            weight = 0.0 if by_kl is None else float(by_kl)
+            return cpu.moments_and_kl_backward(logits, levels, log_prior, by_mean, by_var, weight), None, None
+        log_q = torch.log_softmax(logits, -1)
+        probs = log_q.exp()
+        distance = levels - (probs @ levels).unsqueeze(-1)
+        by_probs = torch.zeros_like(probs)
+        if by_mean is not None:
+            by_probs = by_probs + by_mean.unsqueeze(-1) * distance
+        if by_var is not None:
+            by_probs = by_probs + by_var.unsqueeze(-1) * distance.square()
+        if by_kl is not None:
+            by_probs = by_probs + by_kl * (log_q - log_prior)
+        return probs * (by_probs - (probs * by_probs).sum(-1, keepdim=True)), None, None
 
 
 def belief_of(weight: Weight | Tensor | None) -> Belief | None:

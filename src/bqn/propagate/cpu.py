@@ -21,6 +21,8 @@ _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = {
     "bqn_tilt_and_kl": [_POINTER] * 3 + [_COUNT],
     "bqn_tilt_and_kl_backward": [_POINTER] * 3 + [ctypes.c_float, _POINTER, _COUNT],
+    "bqn_moments_and_kl": [_POINTER] * 3 + [_COUNT] + [_POINTER] * 3 + [_COUNT],
+    "bqn_moments_and_kl_backward": [_POINTER] * 3 + [_COUNT] + [_POINTER] * 2 + [ctypes.c_float, _POINTER, _COUNT],
     "bqn_best_tilt": [_POINTER] * 4 + [_COUNT] * 2,
     "bqn_statistics": [_POINTER] * 2 + [_COUNT] * 3 + [_POINTER] * 3,
     "bqn_normalized_sign": [_POINTER] * 5 + [_COUNT] * 3,
@@ -44,6 +46,7 @@ def _load() -> ctypes.CDLL | None:
 
 
 _library = _load()
+MOST_LEVELS = 16  # of `moments_and_kl`
 
 
 def usable(*tensors: Tensor) -> bool:
@@ -69,6 +72,32 @@ def tilt_and_kl_backward(logits: Tensor, tilt: Tensor, grad_tilt: Tensor | None,
     _library.bqn_tilt_and_kl_backward(
         logits.data_ptr(), tilt.data_ptr(), pointer, grad_kl, grad.data_ptr(), tilt.numel()
     )
+    return grad
+
+
+def moments_and_kl(logits: Tensor, levels: Tensor, log_prior: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of weights with logits `(..., D)` on D levels, and the KL from a prior summed over all."""
+    assert _library is not None
+    mean, var = (logits.new_empty(logits.shape[:-1]) for _ in range(2))
+    kl = torch.empty((), dtype=torch.float64)
+    _library.bqn_moments_and_kl(
+        *(tensor.data_ptr() for tensor in (logits, levels, log_prior)), len(levels),
+        *(tensor.data_ptr() for tensor in (mean, var, kl)), mean.numel(),
+    )  # fmt: skip
+    return mean, var, kl.to(torch.float32)
+
+
+def moments_and_kl_backward(
+    logits: Tensor, levels: Tensor, log_prior: Tensor, grad_mean: Tensor | None, grad_var: Tensor | None, grad_kl: float
+) -> Tensor:
+    """The gradient by the logits."""
+    assert _library is not None
+    grad = torch.empty_like(logits)
+    known = (None if tensor is None else tensor.data_ptr() for tensor in (grad_mean, grad_var))
+    _library.bqn_moments_and_kl_backward(
+        *(tensor.data_ptr() for tensor in (logits, levels, log_prior)), len(levels), *known, grad_kl, grad.data_ptr(),
+        logits.numel() // len(levels),
+    )  # fmt: skip
     return grad
 
 

@@ -125,6 +125,122 @@ EXPORT CLONES void bqn_tilt_and_kl_backward(const float *logits, const float *ti
     }
 }
 
+/* log(x) for x >= 1, to about one unit in the last place. */
+static INLINE inline float log_of(float x)
+{
+    int32_t bits, whole;
+    float fraction;
+    memcpy(&bits, &x, sizeof bits);
+    whole = (bits - 0x3f3504f3) >> 23; /* so that the fraction lies between the square roots of 1/2 and 2 */
+    bits -= whole * 8388608;
+    memcpy(&fraction, &bits, sizeof fraction);
+    float s = (fraction - 1.0f) / (fraction + 1.0f), q = s * s;
+    float series = s * (2.0f + q * (0.666666667f + q * (0.4f + q * (0.285714286f + q * 0.222222222f))));
+    return (float)whole * 0.693147181f + series;
+}
+
+#define BLOCK 256
+#define MOST_LEVELS 16
+
+/* What a block of weights with `levels` logits each has: probabilities, log-probabilities less those of the prior, means. */
+struct block {
+    float probs[MOST_LEVELS][BLOCK], gains[MOST_LEVELS][BLOCK], mean[BLOCK];
+};
+
+static INLINE inline void read_block(const float *logits, const float *values, const float *log_prior, int64_t levels,
+                                     int64_t count, struct block *out)
+{
+    float largest[BLOCK], sum[BLOCK];
+    for (int64_t i = 0; i < count; i++) {
+        largest[i] = logits[i * levels];
+        sum[i] = out->mean[i] = 0.0f;
+    }
+    for (int64_t d = 0; d < levels; d++)
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++) {
+            float logit = logits[i * levels + d];
+            out->gains[d][i] = logit;
+            largest[i] = pick(logit > largest[i], logit, largest[i]);
+        }
+    for (int64_t d = 0; d < levels; d++)
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++) {
+            float x = out->gains[d][i] - largest[i], e = exp_negative(x);
+            out->gains[d][i] = x - log_prior[d];
+            out->probs[d][i] = e;
+            sum[i] += e;
+            out->mean[i] += e * values[d];
+        }
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        largest[i] = log_of(sum[i]);
+        sum[i] = 1.0f / sum[i];
+        out->mean[i] *= sum[i];
+    }
+    for (int64_t d = 0; d < levels; d++)
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++) {
+            out->probs[d][i] *= sum[i];
+            out->gains[d][i] -= largest[i];
+        }
+}
+
+EXPORT CLONES void bqn_moments_and_kl(const float *logits, const float *values, const float *log_prior, int64_t levels,
+                                      float *mean, float *var, double *kl, int64_t count)
+{
+    struct block block;
+    double total = 0.0;
+    for (int64_t begin = 0; begin < count; begin += BLOCK) {
+        int64_t size = begin + BLOCK < count ? BLOCK : count - begin;
+        float spread[BLOCK], sum = 0.0f;
+        read_block(logits + begin * levels, values, log_prior, levels, size, &block);
+        for (int64_t i = 0; i < size; i++)
+            spread[i] = 0.0f;
+        for (int64_t d = 0; d < levels; d++)
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < size; i++) {
+                float distance = values[d] - block.mean[i];
+                spread[i] += block.probs[d][i] * distance * distance;
+                sum += block.probs[d][i] * block.gains[d][i];
+            }
+        memcpy(mean + begin, block.mean, size * sizeof *mean);
+        memcpy(var + begin, spread, size * sizeof *var);
+        total += (double)sum;
+    }
+    *kl = total;
+}
+
+/* The gradient by the logits; grad_mean and grad_var may be missing. */
+EXPORT CLONES void bqn_moments_and_kl_backward(const float *logits, const float *values, const float *log_prior, int64_t levels,
+                                               const float *grad_mean, const float *grad_var, float grad_kl,
+                                               float *grad_logits, int64_t count)
+{
+    struct block block;
+    for (int64_t begin = 0; begin < count; begin += BLOCK) {
+        int64_t size = begin + BLOCK < count ? BLOCK : count - begin;
+        float by_mean[BLOCK], by_var[BLOCK], common[BLOCK];
+        read_block(logits + begin * levels, values, log_prior, levels, size, &block);
+        for (int64_t i = 0; i < size; i++) {
+            by_mean[i] = grad_mean ? grad_mean[begin + i] : 0.0f;
+            by_var[i] = grad_var ? grad_var[begin + i] : 0.0f;
+            common[i] = 0.0f;
+        }
+        for (int64_t d = 0; d < levels; d++)
+#pragma omp simd
+            for (int64_t i = 0; i < size; i++) {
+                float distance = values[d] - block.mean[i];
+                float by_prob = distance * (by_mean[i] + distance * by_var[i]) + grad_kl * block.gains[d][i];
+                block.gains[d][i] = by_prob;
+                common[i] += block.probs[d][i] * by_prob;
+            }
+        float *out = grad_logits + begin * levels;
+        for (int64_t d = 0; d < levels; d++)
+#pragma omp simd
+            for (int64_t i = 0; i < size; i++)
+                out[i * levels + d] = block.probs[d][i] * (block.gains[d][i] - common[i]);
+    }
+}
+
 static INLINE inline float score_of(float mean, float var, float sign, float shift)
 {
     float distance = mean * sign + shift;
