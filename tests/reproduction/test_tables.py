@@ -85,13 +85,13 @@ def test_levels(put: Any, tmp_path: Path) -> None:
     lines = [line for line in tables.levels(tmp_path).splitlines() if line.startswith("| MLP MNIST")]
     assert [line.split("|")[2].strip() for line in lines] == ["2", "3", "4", "8"]
     assert "50.0 / 2.00 (1)" in lines[0]
-    assert lines[1].count("not measured") == 5
+    assert lines[1].count("not measured") == 6
     assert "| 2 | 40.0 / 2.00 (1)" in lines[2]
-    assert lines[2].endswith("| 60 | not measured |")
+    assert lines[2].endswith("| 60 | not measured | none |")
     for seed, together in enumerate((3, 10)):
         put(replace(MLP, variant="levels-4", seed=seed), 0.04, together=together)
     lines = [line for line in tables.levels(tmp_path).splitlines() if line.startswith("| MLP MNIST")]
-    assert lines[2].endswith("| 60 | 3 or 10 |")
+    assert lines[2].endswith("| 60 | 3 or 10 | none |")
 
 
 def test_settings_come_from_the_records(put: Any, tmp_path: Path) -> None:
