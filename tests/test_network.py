@@ -197,7 +197,8 @@ def test_empty_batch_gives_an_empty_result() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*autograd.*should not be instantiated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("make", ["mlp", "cnn", "residual", "quantized"])
-def test_training_step_compiles_as_one_graph(make: str) -> None:
+@pytest.mark.parametrize("drawn", [False, True])
+def test_training_step_compiles_as_one_graph(make: str, drawn: bool) -> None:
     """No graph break: nothing in the hot path reads a value back. Same value and gradients as eager."""
     net = {
         "mlp": lambda: bqn.models.mlp(12, 3, hidden=(8, 6)),
@@ -208,8 +209,10 @@ def test_training_step_compiles_as_one_graph(make: str) -> None:
     x = {"cnn": torch.randn(5, 1, 8, 8), "residual": torch.randn(5, 4)}.get(make, torch.randn(5, 12))
     y = torch.randint(2, (5,))
 
+    draws = net.draw()
+
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        return -net.elbo(x, y, 10, 0.1)
+        return -(net.half_drawn_elbo_terms(x, y, 10, 0.1, draws).value if drawn else net.elbo(x, y, 10, 0.1))
 
     start = {name: t.clone() for name, t in net.state_dict().items()}
     eager = loss(x, y)

@@ -101,6 +101,27 @@ def test_gradients(
     assert torch.autograd.gradcheck(noise, [tilt, *(tensor.requires_grad_() for tensor in (inner, outer, lean, var))])
 
 
+@pytest.mark.parametrize("places", [None, (3,)])
+def test_variances_in_half_precision(places: tuple[int, ...] | None) -> None:
+    """As on a GPU, which has them in bfloat16; float16 is what CPUs can multiply."""
+    torch.manual_seed(0)
+    outer, slope, inner = torch.randn(3, 20), torch.rand(5, 20), torch.rand(20, 60) * 2 - 1
+    var = torch.rand(5, 60).half()
+    near = None if places is None else neighbours.matrix_of_pairs(torch.tensor(0.6), places)
+    level = None if places is None else var.unflatten(-1, (-1, *places)).mean(-1)
+    results = []
+    for dtype, low in ((torch.float64, torch.float64), (torch.float32, torch.float16)):
+        given = [tensor.to(dtype).requires_grad_() for tensor in (outer, slope, inner)]
+        noise = [tensor if tensor is None else tensor.to(low).requires_grad_() for tensor in (var, level)]
+        found = units._Gain.apply(*given, None if near is None else near.to(dtype), *noise)  # type: ignore[no-untyped-call]
+        known = [*given, *(tensor for tensor in noise if tensor is not None)]
+        grads = torch.autograd.grad(found.sum(), known)
+        assert [grad.dtype for grad in grads] == [tensor.dtype for tensor in known]
+        results.append((found.detach(), *grads))
+    for exact, rounded in zip(*results, strict=True):
+        assert float((rounded.double() - exact).norm() / exact.norm()) < 0.01
+
+
 @pytest.mark.parametrize("levels", [(-1.0, 1.0), (0.0, 3.0), (-1.0, 0.0, 1.0), (-2.0, -0.5, 0.5, 1.0)])
 def test_slope_is_that_of_the_mean(levels: tuple[float, ...]) -> None:
     torch.manual_seed(0)

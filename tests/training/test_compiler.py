@@ -151,6 +151,17 @@ def test_the_verdict_for_one_architecture_is_for_all_its_runs() -> None:
     assert not any(trainer.compiles for trainer in trainers)
 
 
+def test_drawn_and_other_epochs_are_two_programs() -> None:
+    asked = []
+
+    def gradients(trainer: Trainer) -> dict[str, Tensor]:
+        asked.append((trainer.draws, trainer.compiles))
+        return {"weight": torch.ones(2)}
+
+    compiler.check([trainer_of(epochs=2, drawn_epochs=count) for count in (0, 2)], gradients)
+    assert asked == [(False, True), (False, False), (True, True), (True, False)]
+
+
 def test_looking_leaves_the_generators_alone() -> None:
     trainer = trainer_of(shift=1, flip=True)
     before = trainer.state.augmentation.get_state()

@@ -85,10 +85,46 @@ def test_the_training_loop_uses_it() -> None:
     generators = trainer.state.generator_states()
     found = trainer.terms(torch.arange(10))
     trainer.state.set_generator_states(generators)
-    x, y = trainer.examples(torch.arange(10))
     draws = trainer.net.draw(trainer.state.augmentation)
+    x, y = trainer.examples(torch.arange(10))
     expected = trainer.net.half_drawn_elbo_terms(to_input(x), y, 40, config.lam, draws, bound=config.bound)
     torch.testing.assert_close(tuple(found), tuple(expected))
+
+
+def test_one_network_is_drawn_for_all_parts_of_a_batch() -> None:
+    config = tiny.config(epochs=1, drawn_epochs=1, accumulate=2)
+    trainer = Trainer(build_model(config, (1, 6, 6), 3), tiny.images(40), None, config, torch.device("cpu"))
+    seen, objective = [], trainer.objective
+
+    def note(x, y, lam=None, draws=None):  # type: ignore[no-untyped-def]
+        seen.append(draws)
+        return objective(x, y, lam, draws)
+
+    trainer.objective = note  # type: ignore[method-assign]
+    trainer.backward(torch.arange(10))
+    assert len(seen) == 2
+    assert seen[0] is seen[1] is not None
+
+
+def test_layers_that_draw_at_every_pass_are_refused_where_they_cannot_repeat_it() -> None:
+    layers = (nn.Flatten(), nn.Linear(36, 8), nn.Sign(), nn.Dropout(0.5), nn.Linear(8, 3))
+    net = Network(nn.Sequential(*layers), SoftmaxHead(8))
+    config = tiny.config(epochs=2, drawn_epochs=1, checkpoint_activations=True)
+    with pytest.raises(ConfigError, match="drawn_epochs does not go with checkpoint_activations where layers draw"):
+        Trainer(net, tiny.images(40), None, config, torch.device("cpu"))
+
+
+@torch.no_grad()
+def test_only_weights_on_levels_are_multiplied_in_half_precision() -> None:
+    """Real weights of other methods would be rounded."""
+    for method, low in (("qnn", True), ("ensemble", False), ("bayesbinn", False)):
+        config = tiny.config(method=method)
+        net = build_model(config, (1, 6, 6), 3)
+        linear = next(module for module in net.modules() if isinstance(module, nn.Linear))
+        with half.lowered():
+            output = linear(torch.ones(4, linear.in_features))
+        assert isinstance(output, torch.Tensor)
+        assert (output.dtype == torch.bfloat16) is low, method
 
 
 def test_in_half_precision_drawn_signs_are_exact() -> None:

@@ -28,6 +28,7 @@ class BinaryWeight(Weight):
     """
 
     width = 0.1
+    on_levels = True
 
     def __init__(self, shape: torch.Size, fan_in: int) -> None:
         super().__init__()

@@ -73,6 +73,7 @@ class HiddenVariableLayer(Layer):
         """Indices of shape `shape`, each from the distribution `probs` `(K,)`."""
         if self.chooser is not None:
             return self.chooser(probs, shape)
+        probs = probs.to(torch.promote_types(probs.dtype, torch.float32))  # in half precision the race has ties
         race = torch.empty((*shape, probs.shape[-1]), dtype=probs.dtype, device=probs.device)
         return (probs / race.exponential_(generator=self.generator)).argmax(-1)
 

@@ -12,7 +12,7 @@ from bqn.beliefs import Belief
 from bqn.checks import require_positive
 from bqn.levels import BINARY
 from bqn.nn._layer import Layer
-from bqn.nn._posterior import DEFAULT_RHO, Posterior, belief_of
+from bqn.nn._posterior import DEFAULT_RHO, Posterior, Weight, belief_of
 from bqn.nn._shapes import require_input
 from bqn.propagate import batch, clt, products, sums
 
@@ -88,7 +88,8 @@ class WeightedSum(Layer):
         weight, bias = belief_of(self.weight), belief_of(self.bias)
         assert weight is not None
         statistics = clt.BatchStatistics(self._centre, self._correlation)
-        result = sums.linear(x, weight, bias, self.method, self.geometry, statistics, self.mean_field)
+        on_levels = isinstance(self.weight, Weight) and self.weight.on_levels
+        result = sums.linear(x, weight, bias, self.method, self.geometry, statistics, self.mean_field, on_levels)
         if self.expected_shift is None:
             return result
         assert isinstance(result, Tensor)

@@ -25,7 +25,14 @@ class Weight(nn.Module):
 
     A layer reads it through `belief_of`; `Network.sample` and `Network.mode` replace it by a plain tensor. Where the
     belief is a tensor the layer is an ordinary one: so are built the networks that BQNs are compared with.
+
+    Attributes
+    ----------
+    on_levels : bool
+        Whether a weight that is known lies on one of a few levels.
     """
+
+    on_levels: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -63,6 +70,7 @@ class Posterior(Weight):
         Unnormalized log-probabilities.
     """
 
+    on_levels = True
     log_prior_per_weight: Tensor | None
 
     def __init__(

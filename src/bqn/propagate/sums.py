@@ -81,15 +81,17 @@ def linear(
     geometry: products.Geometry | None = None,
     statistics: clt.BatchStatistics | None = None,
     mean_field: bool = False,
+    on_levels: bool = False,
 ) -> Belief:
     """The law of `weight · x + bias`; parameters as in `clt.linear`.
 
-    Plain tensors throughout give a plain tensor: that is a sampled or MAP network.
+    Plain tensors throughout give a plain tensor: that is a sampled or MAP network. Inside `half.lowered` they are
+    multiplied in half precision if the weights are `on_levels`, which it holds exactly.
     """
     if isinstance(weight, Tensor) and isinstance(x, Tensor):
         if bias is not None and not isinstance(bias, Tensor):
             raise ValueError("bias must be known where the weight is: draw both or neither")
-        if half.applies(geometry, x):
+        if on_levels and half.applies(geometry, x) and (geometry is not None or weight.dim() == 2):
             return half.of_known(x, weight, bias, geometry)
         known = x.to(weight.dtype) if half.is_low(x) else x
         return products.product(known, weight, geometry, bias)

@@ -12,12 +12,12 @@ variance of this sum gains
 to first order in the correlations, which is too little where many units agree and are fairly sure. Inputs that were
 flattened from neighbouring positions err together themselves (`neighbours`), which adds pairs of k.
 
-That is a product with M for each example and each output, which backward makes once more rather than keep it. Behind
-convolutions it is a small part of the work. In a network of fully connected layers alone it would take as long as all
-the rest. There, while batch norm takes its statistics from the batch, the means ḡ of the slopes over that batch stand
-for all examples, and the whole is scaled for each of them by (Σ g / Σ ḡ)²: one product of weights a step. A network can
-learn weights whose noise cancels at the mean slopes and at no example's own. The VGG did, and claimed a tenth of its
-variance; an MLP has not been seen to. At evaluation all examples have their own slopes and depend on no others.
+That is a product with M for each example and each output, which backward makes once more rather than keep it. Where M
+reads positions that a convolution has made it is done, and always at evaluation, where no example may depend on others.
+Elsewhere, as in an MLP, it would take longer than all the rest of a step. There, while batch norm takes its statistics
+from the batch, the means ḡ of the slopes over that batch stand for all examples, and the whole is scaled for each of
+them by (Σ g / Σ ḡ)²: one product of weights a step. A network can learn weights whose noise cancels at the mean slopes
+and at no example's own. The VGG did, and claimed a fifth of its variance; an MLP has not been seen to.
 
 Carried over one layer only: from a fully connected layer through batch norm, or none, and a quantizer into the next
 fully connected layer, if that has few outputs.
@@ -286,8 +286,8 @@ class _Gain(torch.autograd.Function):
 
 def _rows(examples: int, each: int) -> list[slice]:
     """Parts of the batch that form no more than `_AT_ONCE` numbers each."""
-    count = max(1, _AT_ONCE // each)
-    return [slice(start, start + count) for start in range(0, examples, count)]
+    count = max(1, _AT_ONCE // max(each, 1))
+    return [slice(start, start + count) for start in range(0, max(examples, 1), count)]
 
 
 def _reaching(outer: Tensor, slope: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:

@@ -66,8 +66,8 @@ class TrainConfig:
         The bound on the log-likelihood of a classifier.
     drawn_epochs : int
         In so many epochs at the end half of the objective is that of a network that each step draws from the
-        posterior, with straight-through gradients, in full precision and not compiled: sampled networks may gain, the
-        analytic prediction may lose. The best epoch is one of these then.
+        posterior, with straight-through gradients. Networks whose samples are far from the analytic pass gain by it,
+        others little; a step takes longer. The best epoch is one of these then.
     best_by : "nll" or "error"
         What makes an epoch the best one, on validation data: its NLL, or its error (root mean squared for regression).
     patience : int or None

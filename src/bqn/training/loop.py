@@ -15,7 +15,7 @@ from torch import Tensor
 from bqn.data import Split, augment, to_input
 from bqn.heads import GaussianHead
 from bqn.network import Network
-from bqn.nn import recalibrate
+from bqn.nn import Draws, recalibrate
 from bqn.objective import ElboTerms
 from bqn.predictions import RECALIBRATION_INPUTS
 from bqn.propagate import half
@@ -27,7 +27,7 @@ from bqn.training.errors import CheckpointError, DivergedError
 from bqn.training.folder import RunFolder
 from bqn.training.graph import Recording, can_record
 from bqn.training.guard import Cause, find_cause, health
-from bqn.training.parts import backward_in_parts, own_parts, recomputed, require_parts
+from bqn.training.parts import backward_in_parts, own_parts, recomputed, require_drawable, require_parts
 from bqn.training.prepare import count_outputs, fingerprint, prepare, require_fitting
 from bqn.training.preprocessing import Preprocessing
 from bqn.training.records import EpochRecord, History
@@ -111,6 +111,7 @@ class Trainer:
         self.fingerprint = fingerprint(train, validation)
         self.steps = -(-len(train) // config.batch_size)
         require_parts(len(train), self.steps, config, processes)
+        require_drawable(net, config, processes)
         self.in_one = config.accumulate == 1 and not processes.several
         self._checkpoint_every = config.checkpoint_every or self.steps
         self.learning_rate, self.lam = learning_rate(config), kl_weight(config)
@@ -268,7 +269,10 @@ class Trainer:
 
         def forward(part: int) -> ElboTerms:
             undo()
-            return self.terms(batch) if self.in_one else self.objective(*own_parts(self, batch)[part][:2])
+            if self.in_one:
+                return self.terms(batch)
+            draws = self.draw()
+            return self.objective(*own_parts(self, batch)[part][:2], draws=draws)
 
         terms, healthy = self._gradients(batch)
         if not bool(torch.isfinite(healthy)):
@@ -304,7 +308,12 @@ class Trainer:
 
     def terms(self, batch: Tensor, lam: Tensor | None = None) -> ElboTerms:
         """The objective on a batch, with the λ of the present moment; or, to be recorded, with a λ on the device."""
-        return self.objective(*self.examples(batch), lam)
+        draws = self.draw()
+        return self.objective(*self.examples(batch), lam, draws)
+
+    def draw(self) -> Draws | None:
+        """The network that a step draws from the posterior, one for all parts of its batch; None if it draws none."""
+        return self.net.draw(self.state.augmentation) if self.draws else None
 
     def examples(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """The examples of a batch `(B,)`, augmented, and their targets."""
@@ -320,15 +329,15 @@ class Trainer:
         """Whether this epoch trains networks that are drawn from the posterior too."""
         return self.state.epoch >= self.config.epochs - self.config.drawn_epochs
 
-    def objective(self, x: Tensor, y: Tensor, lam: Tensor | None = None) -> ElboTerms:
-        """The objective on some examples as stored, with λ as in `terms`."""
+    def objective(self, x: Tensor, y: Tensor, lam: Tensor | None = None, draws: Draws | None = None) -> ElboTerms:
+        """The objective on some examples as stored, with λ as in `terms` and what `draw` gave."""
         compiles = self.compiles and lam is not None
         inputs, count, weight = to_input(x), len(self.x), self.lam(self._time()) if lam is None else lam
         bound = {} if isinstance(self.net.head, GaussianHead) else {"bound": self.config.bound}
         with half.lowered() if self.config.mixed_precision else nullcontext():
-            if self.draws:
+            if draws is not None:
                 terms = self._half_drawn_compiled if compiles else self.net.half_drawn_elbo_terms
-                return terms(inputs, y, count, weight, self.net.draw(self.state.augmentation), **bound)
+                return terms(inputs, y, count, weight, draws, **bound)
             terms = self._compiled if compiles else self.net.elbo_terms
             return terms(inputs, y, count, weight, **bound)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bqn.network import Network
-from bqn.nn import Sequential
+from bqn.nn import HiddenVariableLayer, Sequential
 from bqn.objective import ElboTerms
 from bqn.propagate import batch as shared_batch
 from bqn.training.errors import ConfigError
@@ -39,14 +39,22 @@ def require_parts(examples: int, steps: int, config: TrainConfig, processes: Pro
         )
 
 
+def require_drawable(net: Network, config: TrainConfig, processes: Processes) -> None:
+    """Raise where a drawn network would have hidden variables of its own that cannot be drawn twice alike."""
+    hides = any(isinstance(layer, HiddenVariableLayer) for layer in net.modules())
+    if config.drawn_epochs and hides and (config.checkpoint_activations or processes.several):
+        other = "checkpoint_activations" if config.checkpoint_activations else "several processes"
+        raise ConfigError(f"drawn_epochs does not go with {other} where layers draw at every pass, as Dropout does")
+
+
 def backward_in_parts(trainer: Trainer, batch: Tensor, lam: Tensor | None = None) -> ElboTerms:
     """Add the gradients of minus the objective on a batch `(B,)` to those of the parameters; returns the terms."""
     processes, parameters = trainer.processes, list(trainer.net.parameters())
-    sums = torch.zeros(3, device=trainer.device)
+    sums, draws = torch.zeros(3, device=trainer.device), trainer.draw()
     for x, y, size in own_parts(trainer, batch):
         share = shared_batch.Share(len(y), size, processes.add_up)
         with shared_batch.shared(share) if processes.several else nullcontext():
-            terms = trainer.objective(x, y, lam)
+            terms = trainer.objective(x, y, lam, draws)
             weight = len(y) / len(batch)
             (-weight * terms.value).backward()
         sums += weight * torch.stack(terms).detach()
