@@ -9,6 +9,7 @@ import bqn
 from bqn.data import DataError, Split
 from bqn.training import ConfigError, DivergedError, Preprocessing, build_model, fit, load_run, loop
 from bqn.training.folder import RunFolder
+from bqn.training.surroundings import flushes_denormals
 from tests.training import tiny
 
 
@@ -163,6 +164,13 @@ def test_threads_and_checks_are_restored():
     assert used == [before + 1] * 8
     assert torch.get_num_threads() == before
     assert net.validate
+
+
+def test_numbers_below_the_normal_range_are_zero_while_a_run_lasts() -> None:
+    seen = []
+    train_tiny(tiny.config(epochs=1), tick=lambda done, total: seen.append(flushes_denormals()))
+    assert all(seen)
+    assert not flushes_denormals()
 
 
 def test_tick_counts_all_steps():

@@ -17,11 +17,15 @@ from bqn.training.errors import ConfigError
 def surroundings(config: TrainConfig) -> Iterator[torch.device]:
     """The device; the number of threads, the precision of products and torch's own generators, restored afterwards.
 
-    On a GPU products of float32 numbers are made in TF32, as convolutions are by torch's default.
+    On a GPU products of float32 numbers are made in TF32, as convolutions are by torch's default. On a CPU numbers
+    below the normal range count as zero: probabilities of levels that are all but excluded are such numbers, and
+    arithmetic with them takes several times as long.
     """
     device = find_device(config)
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    flushed = flushes_denormals()
     try:
+        torch.set_flush_denormal(True)
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")
         if config.threads is not None:
@@ -29,8 +33,15 @@ def surroundings(config: TrainConfig) -> Iterator[torch.device]:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield device
     finally:
+        torch.set_flush_denormal(flushed)
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
+
+
+def flushes_denormals() -> bool:
+    """Whether numbers below the normal range count as zero on this thread."""
+    smallest = torch.tensor(torch.finfo(torch.float32).tiny)
+    return float(0.5 * smallest) == 0
 
 
 def find_device(config: TrainConfig) -> torch.device:
