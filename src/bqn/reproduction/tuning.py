@@ -19,7 +19,7 @@ from bqn.training import ConfigError, TrainConfig
 from bqn.training.files import parse_object, read_text
 
 _RECORDS = (
-    *("mlp-1", "mlp-2", "mlp-3", "cnn-1", "cnn-2", "cnn-3", "cnn-4"),
+    *("mlp-1", "mlp-2", "mlp-3", "mlp-4", "cnn-1", "cnn-2", "cnn-3", "cnn-4"),
     *("vgg-1", "vgg-2", "vgg-3", "vgg-4", "vgg-5", "vgg-6", "vgg-7"),
 )
 _HEAD = ("what", "hardware", "date", "code")
