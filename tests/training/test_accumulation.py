@@ -110,8 +110,8 @@ def test_divergence_in_one_part_is_found_and_undone(monkeypatch):
     """In the second part of the third step."""
     objective = loop.Trainer.objective
 
-    def overflow(self, x, y, lam=None):
-        found = objective(self, x, y, lam)
+    def overflow(self, x, y, lam=None, draws=None):
+        found = objective(self, x, y, lam, draws)
         _, second = self.state.draw_order(60).tensor_split(4)[2].tensor_split(2)
         return found._replace(kl=found.kl / 0, value=found.value / 0) if torch.equal(y, self.y[second]) else found
 

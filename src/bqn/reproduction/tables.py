@@ -287,7 +287,8 @@ def _settings(document: Mapping[str, Any]) -> list[str]:
 
 def levels(out: Path) -> str:
     """Quality against bits and time, for networks that have been trained with more than two levels."""
-    heads = ("", "D", "bits a weight", "analytic", "MC-5", "MAP", "seconds a run", "side by side", "on")
+    modes = ("analytic", "mc_recalibrated", "map_recalibrated")
+    heads = ("", "D", "bits a weight", *(MODES[mode] for mode in modes), "seconds a run", "side by side", "on")
     rows = []
     for network in paper.NETWORKS:
         found = {
@@ -299,7 +300,7 @@ def levels(out: Path) -> str:
         for count, documents in found.items():
             seconds = records.statistic([row["seconds"] for row in documents if "seconds" in row])
             rows.append([title(*network), str(count), f"{math.log2(count):.3g}",
-                         *(ours(documents, mode) for mode in ("analytic", "mc", "map")),
+                         *(ours(documents, mode) for mode in modes),
                          MISSING if seconds is None else f"{seconds.mean:.0f}", _side_by_side(documents),
                          " or ".join(sorted({row["hardware"] for row in documents})) or MISSING])  # fmt: skip
     return markdown(heads, rows) if rows else "Not measured yet."
