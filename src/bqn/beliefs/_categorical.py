@@ -41,11 +41,7 @@ class Categorical:
     def __init__(self, probs: Tensor, levels: Iterable[float] | Tensor) -> None:
         require_floating(probs, "probs")
         values = as_levels(levels)
-        if probs.dim() == 0 or probs.shape[-1] != len(values):
-            raise ValueError(
-                f"probs must have one entry per level in its last dimension, {len(values)}, got shape "
-                f"{tuple(probs.shape)}"
-            )
+        _require_one_per_level(probs, values, "probs")
         require_finite(probs, "probs")
         if may_read_values(probs) and probs.numel():
             if bool((probs < 0).any()):
@@ -99,11 +95,7 @@ class Categorical:
         """From unnormalized log-probabilities `(..., D)`; exact however small a probability is."""
         require_floating(logits, "logits")
         values = as_levels(levels)
-        if logits.dim() == 0 or logits.shape[-1] != len(values):
-            raise ValueError(
-                f"logits must have one entry per level in its last dimension, {len(values)}, got shape "
-                f"{tuple(logits.shape)}"
-            )
+        _require_one_per_level(logits, values, "logits")
         require_finite(logits, "logits")
         return cls.of_logits(logits, values)
 
@@ -269,6 +261,14 @@ class Categorical:
     def __repr__(self) -> str:
         return (
             f"Categorical(shape={tuple(self.shape)}, levels={self._levels}, dtype={self.dtype}, device={self.device})"
+        )
+
+
+def _require_one_per_level(tensor: Tensor, levels: Levels, name: str) -> None:
+    if tensor.dim() == 0 or tensor.shape[-1] != len(levels):
+        raise ValueError(
+            f"{name} must have one entry per level in its last dimension, {len(levels)}, got shape "
+            f"{tuple(tensor.shape)}"
         )
 
 

@@ -75,7 +75,8 @@ class _BatchNorm(Layer):
     def _normalize_tensor(self, x: Tensor) -> Tensor:
         batch_statistics = self.training and x.shape[0] > 0
         if batch_statistics and batch.current_share() is not None:
-            wide = x.to(self.running_mean.dtype)  # half precision would lose what the statistics take out
+            # half precision would lose what the statistics take out
+            wide = x.to(torch.promote_types(x.dtype, self.running_mean.dtype))
             return cast(Gaussian, self(Gaussian.of(wide, torch.zeros_like(wide)))).mean.to(x.dtype)
         if batch_statistics:
             self.update_running(self.num_batches_tracked, self.momentum)

@@ -140,7 +140,7 @@ static INLINE inline float log_of(float x)
 }
 
 #define BLOCK 256
-#define MOST_LEVELS 16
+#define MOST_LEVELS 16 /* the caller, `cpu.MOST_LEVELS`, must know it */
 
 /* What a block of weights with `levels` logits each has: probabilities, log-probabilities less those of the prior, means. */
 struct block {
