@@ -126,3 +126,11 @@ def test_bad_arguments_are_named() -> None:
     assert_named_error(lambda: bqn.Gaussian(one * nan, one), "mean", "finite")
     assert_named_error(lambda: bqn.Gaussian(one, one / 0), "var", "finite")
     assert_named_error(lambda: bqn.Gaussian(one.int(), one), "mean", "floating", kind=TypeError)
+
+
+def test_opposite_pair_is_the_same_while_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    upper = torch.randn(3, 4)
+    plain = bqn.beliefs.opposite_pair(upper)
+    assert torch.equal(plain, torch.stack((-upper, upper), -1))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert torch.equal(bqn.beliefs.opposite_pair(upper), plain)

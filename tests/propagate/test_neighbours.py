@@ -367,4 +367,19 @@ def test_the_gradient_of_what_a_weight_makes_of_common_noise() -> None:
     grad = torch.randn(3, 2, dtype=torch.float64)
     (found,) = torch.autograd.grad(neighbours.common_weight(weight, correlation, (3, 3)), weight, grad)
     (expected,) = torch.autograd.grad(neighbours.over_pairs(weight, near), weight, grad)
-    torch.testing.assert_close(found, expected)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 9), (3, 8, 49), (5, 7, 16), (2, 3, 64, 16), (1, 300), (9,)])
+def test_places_of_several_channels_at_once(shape: tuple[int, ...]) -> None:
+    weight = torch.randn(shape, dtype=torch.float64)
+    near = neighbours.matrix_of_pairs(torch.tensor(0.4, dtype=torch.float64), shape[-1:])
+    assert_close(neighbours.beside_by_blocks(weight, near), weight @ near)
+
+
+@pytest.mark.parametrize("places", [(2, 2), (4, 4)])
+def test_places_while_compiled(places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(3, 4, math.prod(places), dtype=torch.float64)
+    near = neighbours.matrix_of_pairs(torch.tensor(0.4, dtype=torch.float64), places)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert_close(neighbours.beside(weight, near), weight @ near)

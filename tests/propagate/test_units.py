@@ -109,12 +109,15 @@ def test_variances_in_half_precision(places: tuple[int, ...] | None) -> None:
     var = torch.rand(5, 60).half()
     near = None if places is None else neighbours.matrix_of_pairs(torch.tensor(0.6), places)
     level = None if places is None else var.unflatten(-1, (-1, *places)).mean(-1)
+    pairs = None if near is None else neighbours.over_pairs(inner.unflatten(-1, (-1, *places)), near)
     results = []
     for dtype, low in ((torch.float64, torch.float64), (torch.float32, torch.float16)):
         given = [tensor.to(dtype).requires_grad_() for tensor in (outer, slope, inner)]
+        of_pairs = None if pairs is None else pairs.to(dtype).requires_grad_()
         noise = [tensor if tensor is None else tensor.to(low).requires_grad_() for tensor in (var, level)]
-        found = units._Gain.apply(*given, None if near is None else near.to(dtype), *noise)  # type: ignore[no-untyped-call]
-        known = [*given, *(tensor for tensor in noise if tensor is not None)]
+        apart = None if near is None else near.to(dtype)
+        found = units._Gain.apply(*given, apart, of_pairs, *noise)  # type: ignore[no-untyped-call]
+        known = [*given, *(tensor for tensor in (of_pairs, *noise) if tensor is not None)]
         grads = torch.autograd.grad(found.sum(), known)
         assert [grad.dtype for grad in grads] == [tensor.dtype for tensor in known]
         results.append((found.detach(), *grads))

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from bqn.propagate.products import Geometry
 
 _MOST = 0.999  # beyond it the arc sine is too steep for numbers that are estimated
+_FEW_PLACES = 9
+_BLOCK = 256  # rows of a matrix that are worth a product
 
 
 class Neighbours(NamedTuple):
@@ -160,27 +162,42 @@ def common_weight(
     mean: Tensor, correlation: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...] | None = None
 ) -> Tensor:
     """G: what the noise of a channel is multiplied with beyond the squares, `(..., K)` to `(...)`."""
-    near = matrix_of_pairs(correlation.to(mean.dtype), sizes, steps)
-    common: Tensor = _OverPairs.apply(mean, near)  # type: ignore[no-untyped-call]
+    return of_pairs(mean, matrix_of_pairs(correlation.to(mean.dtype), sizes, steps))
+
+
+def of_pairs(weight: Tensor, near: Tensor) -> Tensor:
+    """`over_pairs` for weights that are learned."""
+    common: Tensor = _OverPairs.apply(weight, near)  # type: ignore[no-untyped-call]
     return common
 
 
 def over_pairs(weight: Tensor, near: Tensor) -> Tensor:
     """Σ w_p w_q r_pq over pairs of places, `(..., K)` to `(...)`; `near` as `matrix_of_pairs` gives it."""
-    return (_beside(weight, near) * weight).sum(-1)
+    return (beside(weight, near) * weight).sum(-1)
 
 
-def _beside(weight: Tensor, near: Tensor) -> Tensor:
-    """`weight @ near`. While it is compiled, as a sum that fuses with the rest: so small a matrix wastes a library's
-    tiles."""
-    if torch.compiler.is_compiling():
+def beside(weight: Tensor, near: Tensor) -> Tensor:
+    """What stands beside each place, by how near it is: `weight @ near`, `(..., K)`.
+
+    So small a matrix wastes a library's tiles on a GPU. While it is compiled, few places become a sum that fuses with
+    the rest. Of many that would not pay: the powers in `near` would be computed anew for each element of `weight`. They
+    are multiplied for several channels at once.
+    """
+    places = near.shape[0]
+    if torch.compiler.is_compiling() and places <= _FEW_PLACES:
         return (weight.unsqueeze(-1) * near).sum(-2)
+    if weight.device.type == "cuda" and places > _FEW_PLACES:
+        return beside_by_blocks(weight, near)
     return weight @ near
 
 
-def spread_over_pairs(weight: Tensor, near: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of `over_pairs` by the weight, `(..., K)`, from that by its result, `(...)`."""
-    return 2 * grad.unsqueeze(-1) * _beside(weight, near)
+def beside_by_blocks(weight: Tensor, near: Tensor) -> Tensor:
+    """The same as a product with a larger matrix, whose diagonal has `near` once for each of several channels."""
+    places, channels = near.shape[0], weight.shape[-2] if weight.dim() > 1 else 1
+    count = max(c for c in range(1, max(1, _BLOCK // places) + 1) if channels % c == 0)
+    each = torch.eye(count, dtype=near.dtype, device=near.device)
+    block = (each[:, None, :, None] * near[:, None, :]).reshape(count * places, count * places)
+    return (weight.reshape(weight.numel() // len(block), len(block)) @ block).reshape(weight.shape)
 
 
 class _OverPairs(torch.autograd.Function):
@@ -202,7 +219,7 @@ class _OverPairs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
         weight, near = ctx.saved_tensors
-        return spread_over_pairs(weight, near, grads[0]), None
+        return 2 * grads[0].unsqueeze(-1) * beside(weight, near), None
 
 
 def inside(correlation: Tensor, sizes: tuple[int, ...], kernel: tuple[int, ...], geometry: Geometry) -> Tensor:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MOST_OUTPUTS = 32
 # Numbers that are formed at once for a part of the batch.
-_AT_ONCE = 2**25
+_AT_ONCE = 2**22
 _SURE = 1 - 1e-6  # a unit that leans further has no slope
 
 
@@ -167,7 +167,8 @@ def common_noise(units: Units, weight: Tensor) -> Tensor | None:
     near, var, level = _noise_of_inputs(units, weight.dtype)
     if units.from_batch and near is None:
         return _by_mean_slopes(weight, slope, units.weight, var)
-    noise: Tensor = _Gain.apply(weight, slope, units.weight, near, var, level)  # type: ignore[no-untyped-call]
+    pairs = None if near is None else neighbours.of_pairs(_by_channel(units.weight, near), near)
+    noise: Tensor = _Gain.apply(weight, slope, units.weight, near, pairs, var, level)  # type: ignore[no-untyped-call]
     return noise
 
 
@@ -221,7 +222,8 @@ def _noise_of_inputs(units: Units, dtype: torch.dtype) -> tuple[Tensor | None, T
 class _Gain(torch.autograd.Function):
     """What sums with weights `outer` over units with slopes `slope`, which read with weights `inner`, gain from what
     these have in common, `(N, outputs)`: the noise that reaches a sum as a whole, less what each unit passes on by
-    itself. `near`, `var` and `level` are what `_noise_of_inputs` gives.
+    itself. `near`, `var` and `level` are what `_noise_of_inputs` gives, `pairs` `(units, channels)` is what `inner`
+    makes of pairs of places.
 
     Keeps what it is given alone; backward forms anew what reaches the sums, which is as large as the inputs of all
     examples once for each output.
@@ -231,17 +233,19 @@ class _Gain(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        outer: Tensor, slope: Tensor, inner: Tensor, near: Tensor | None, var: Tensor, level: Tensor | None
-    ) -> Tensor:
+        outer: Tensor, slope: Tensor, inner: Tensor, near: Tensor | None, pairs: Tensor | None, var: Tensor,
+        level: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         parts = []
         for rows in _rows(slope.shape[0], outer.shape[0] * inner.shape[1]):
             reaching = _reaching(outer, slope[rows], inner, var.dtype)
             together = (reaching.square() * var[rows].unsqueeze(-2)).sum(-1)
             if near is not None and level is not None:
-                together = together + (_pairs(reaching, near) * level[rows].unsqueeze(-2)).sum(-1)
+                common = neighbours.over_pairs(_by_channel(reaching, near), near)
+                together = together + (common * level[rows].unsqueeze(-2)).sum(-1)
             parts.append(together)
         whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-        return whole - (slope.square() * _own_noise(inner, near, var, level)) @ outer.square().mT
+        return whole - (slope.square() * _own_noise(inner, pairs, var, level)) @ outer.square().mT
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -249,30 +253,31 @@ class _Gain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        outer, slope, inner, near, var, level = ctx.saved_tensors
+        outer, slope, inner, near, pairs, var, level = ctx.saved_tensors
         # what each unit passes on by itself
-        own, square = _own_noise(inner, near, var, level), outer.square()
+        own, square = _own_noise(inner, pairs, var, level), outer.square()
         by_unit = grads[0] @ square
         by_outer = -2 * outer * (grads[0].mT @ (slope.square() * own))
         by_slope = -2 * slope * own * by_unit
         by_own = (-slope.square() * by_unit).to(var.dtype)
         by_inner = 2 * inner * (by_own.mT @ var).to(inner.dtype)
         by_var = by_own @ inner.square().to(var.dtype)
-        by_level = None
-        if near is not None and level is not None:
-            by_inner = by_inner + _spread(inner, near, (by_own.mT @ level).to(inner.dtype))
-            by_level = by_own @ _pairs(inner, near).to(level.dtype)
+        by_pairs = by_level = None
+        if pairs is not None and level is not None:
+            by_pairs, by_level = (by_own.mT @ level).to(pairs.dtype), by_own @ pairs.to(level.dtype)
         # what reaches a sum as a whole
         by_slopes, by_vars, by_levels = [], [], []
         for rows in _rows(slope.shape[0], outer.shape[0] * inner.shape[1]):
             grad = grads[0][rows].unsqueeze(-1)
             reaching = _reaching(outer, slope[rows], inner, var.dtype)
-            by_reaching = 2 * grad * var[rows].unsqueeze(-2) * reaching
             by_vars.append((grad * reaching.square()).sum(-2))
+            by_reaching = var[rows].unsqueeze(-2) * reaching
             if near is not None and level is not None:
-                by_levels.append((grad * _pairs(reaching, near)).sum(-2))
-                by_reaching = by_reaching + _spread(reaching, near, grad * level[rows].unsqueeze(-2))
-            low = by_reaching.to(var.dtype)
+                channels = _by_channel(reaching, near)
+                beside = neighbours.beside(channels, near)
+                by_levels.append((grad * (beside * channels).sum(-1)).sum(-2))
+                by_reaching = by_reaching + (level[rows].unsqueeze(-2).unsqueeze(-1) * beside).flatten(-2)
+            low = (2 * grad * by_reaching).to(var.dtype)
             by_scaled = (low @ inner.to(var.dtype).mT).to(outer.dtype)
             by_outer = by_outer + (by_scaled * slope[rows].unsqueeze(-2)).sum(0)
             by_slopes.append((by_scaled * outer).sum(-2))
@@ -281,7 +286,7 @@ class _Gain(torch.autograd.Function):
         by_slope, by_var = by_slope + torch.cat(by_slopes), by_var + torch.cat(by_vars).to(var.dtype)
         if by_level is not None:
             by_level = by_level + torch.cat(by_levels).to(by_level.dtype)
-        return by_outer, by_slope, by_inner, None, by_var, by_level
+        return by_outer, by_slope, by_inner, None, by_pairs, by_var, by_level
 
 
 def _rows(examples: int, each: int) -> list[slice]:
@@ -301,19 +306,15 @@ def _reaching(outer: Tensor, slope: Tensor, inner: Tensor, dtype: torch.dtype) -
     return reaching
 
 
-def _own_noise(inner: Tensor, near: Tensor | None, var: Tensor, level: Tensor | None) -> Tensor:
+def _own_noise(inner: Tensor, pairs: Tensor | None, var: Tensor, level: Tensor | None) -> Tensor:
     """What the noise of the inputs makes of the variance of each unit's sum: `(N, units)`."""
     own: Tensor = (var @ inner.square().to(var.dtype).mT).to(inner.dtype)
-    if near is None or level is None:
+    if pairs is None or level is None:
         return own
-    return own + (level @ _pairs(inner, near).to(level.dtype).mT).to(inner.dtype)
+    return own + (level @ pairs.to(level.dtype).mT).to(inner.dtype)
 
 
-def _pairs(weight: Tensor, near: Tensor) -> Tensor:
-    """Σ w_p w_q r_pq over pairs of places of a channel: `(..., inputs)` to `(..., channels)`."""
-    return neighbours.over_pairs(weight.unflatten(-1, (-1, near.shape[0])), near)
-
-
-def _spread(weight: Tensor, near: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of `_pairs` by the weight."""
-    return neighbours.spread_over_pairs(weight.unflatten(-1, (-1, near.shape[0])), near, grad).flatten(-2)
+def _by_channel(weight: Tensor, near: Tensor) -> Tensor:
+    """`(..., inputs)` to `(..., channels, places)`."""
+    channels: Tensor = weight.unflatten(-1, (-1, near.shape[0]))
+    return channels
