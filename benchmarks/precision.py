@@ -30,7 +30,8 @@ def measure(model: str, data: str, epochs: int, seeds: int, device: str, data_di
     rows = []
     for precision in ("half", "full"):
         recipe = recipes.config("best", model, data)
-        config = replace(recipe, epochs=epochs, device=device, mixed_precision=precision == "half")
+        config = replace(recipe, epochs=epochs, drawn_epochs=min(recipe.drawn_epochs, epochs), device=device,
+                         mixed_precision=precision == "half")  # fmt: skip
         dataset = load_data(config, data_dir)
         for run in train_together(seeds_of(config, seeds), dataset):
             if isinstance(run, Exception):
@@ -65,7 +66,7 @@ def main() -> None:
     for text in args.runs:
         model, data, epochs, seeds = text.split(":")
         rows += measure(model, data, int(epochs), int(seeds), args.device, args.data_dir)
-        write(args.out, rows, **measuring.code())
+        write(args.out, rows)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,57 @@ def cost(rows: Rows) -> str:
     return "\n".join(lines).rstrip()
 
 
-TABLES: dict[str, Callable[[Rows], str]] = {"pair_of_products": pair, "memory": memory, "cost": cost}
+FORMS = {
+    "plain": "plain network, bf16",
+    "torchbnn": "torchbnn, bf16, launched one by one",
+    "bayesian_torch": "bayesian-torch, bf16, launched one by one",
+    "tf32": "ours, TF32",
+    "bf16 passes": "ours, bf16, plain passes",
+    "bf16 kernels": "ours, bf16, kernels",
+    "bf16 compiled": "ours, bf16, compiled",
+}
+
+
+def steps(rows: Rows) -> str:
+    """A column a network and batch; eight side by side, which are measured at batch 100, below."""
+    times = {}
+    for row in rows:
+        if match := re.fullmatch(r"training step, (\w+), batch (\d+), (.+)", row["what"]):
+            times[f"{match[1].upper()}, {match[2]}", FORMS[match[3]]] = f"{row['ours']:.2f} ({row['ratio']:.1f}×)"
+        elif match := re.fullmatch(r"replicas, (\w+), 8, bf16 (.+)", row["what"]):
+            times[f"{match[1].upper()}, 100", f"eight side by side, {match[2]}, each"] = f"{row['ours']:.2f}"
+    columns, forms = (list(dict.fromkeys(key[part] for key in times)) for part in (0, 1))
+    lines = [f"| step | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for form in sorted(forms, key=lambda form: "side by side" in form):
+        lines.append(f"| {form} | {' | '.join(times.get((column, form), '–') for column in columns)} |")
+    return "\n".join(lines)
+
+
+def precision(rows: Rows) -> str:
+    modes = {"analytic": "analytic", "mc_recalibrated": "MC-5", "map_recalibrated": "MAP"}
+    lines = [f"| network, data, epochs | seeds | precision | {' | '.join(modes.values())} |", "|---" * 6 + "|"]
+    for model, data, epochs, kind in dict.fromkeys(
+        (row["model"], row["data"], row["epochs"], row["precision"]) for row in rows
+    ):
+        mine = [row["validation"] for row in rows if (row["model"], row["precision"]) == (model, kind)]
+        cells = []
+        for mode in modes:
+            nll, error = ([scores[mode][name] for scores in mine] for name in ("nll", "error"))
+            spread = f"{1e3 * statistics.mean(nll):.1f} ± {1e3 * statistics.stdev(nll):.1f}"
+            cells.append(f"{spread} / {100 * statistics.mean(error):.2f} ± {100 * statistics.stdev(error):.2f}")
+        name = {"half": "bfloat16", "full": "float32"}[kind]
+        lines.append(f"| {model.upper()}, {data}, {epochs} | {len(mine)} | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {
+    "gpu_step": steps,
+    "gpu_step_compiled": steps,
+    "precision": precision,
+    "pair_of_products": pair,
+    "memory": memory,
+    "cost": cost,
+}
 
 
 def filled(page: str) -> str:

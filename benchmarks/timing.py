@@ -72,5 +72,6 @@ def each_ms(works: Sequence[Work], cuda: bool, seconds: float = 0.03) -> float:
 def write(path: Path | None, rows: list[dict[str, Any]], **facts: Any) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        record = {"hardware": hardware(), "date": str(datetime.date.today()), **facts, "rows": rows}
+        about = {"hardware": hardware(), "date": str(datetime.date.today()), **measuring.code()}
+        record = {**about, **facts, "rows": rows}
         write_atomic(path, f"{json.dumps(record, indent=1)}\n".encode())

@@ -100,7 +100,7 @@ def main() -> None:
                     continue
                 rows.append(measure(model, data, args.epochs, seed, together, args.device, args.data_dir))
                 show(rows[-1])
-                write(args.out, rows, **measuring.code())
+                write(args.out, rows)
 
 
 if __name__ == "__main__":
