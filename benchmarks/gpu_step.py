@@ -4,11 +4,12 @@
 
 Needs a CUDA device. Every row stands beside its floor and its rivals, measured in the same run:
 
-- a training step (forward, backward, Adam) of the MLP, CNN and VGG at batch 100 and 512, recorded as a CUDA graph: ours
-  in TF32, in bfloat16 with plain passes, and in bfloat16 with Triton kernels where they pay, as a run has it; the plain
-  real-valued network of the same sizes with batch norm and ReLU in bfloat16, recorded too; and the same network of
-  bayesian-torch and torchbnn layers with one sample a step in bfloat16, where they are installed. These are launched
-  one by one: they copy from the host inside a step and cannot be recorded. The floor is twice the plain network;
+- a training step (forward, backward, Adam; without drawn networks) of the MLP, CNN and VGG at batch 100 and 512,
+  recorded as a CUDA graph: ours in TF32, in bfloat16 with plain passes, and in bfloat16 with Triton kernels where they
+  pay, as a run has it; the plain real-valued network of the same sizes with batch norm and ReLU in bfloat16, recorded
+  too; and the same network of bayesian-torch and torchbnn layers with one sample a step in bfloat16, where they are
+  installed. These are launched one by one: they copy from the host inside a step and cannot be recorded. The floor is
+  twice the plain network;
 - eight replicas of the MLP and of the CNN side by side at batch 100, and how long 100 epochs of MNIST are by that for
   each: 600 steps an epoch, nothing else counted;
 - how long 300 epochs of CIFAR-10 are by the steps of the VGG at batch 100, 450 an epoch, and beside it what validation
@@ -174,6 +175,7 @@ def trainer(model: str, batch: int, ours: Ours, seed: int = 0) -> Trainer:
     config = TrainConfig.preset({
         "model": model, "data": "cifar10" if model == "vgg" else "mnist", "device": "cuda", "batch_size": batch,
         "mixed_precision": ours.low, "validation_fraction": 0.0, "seed": seed, "compile": ours.compiled,
+        "drawn_epochs": 0,
     })  # fmt: skip
     net = build_model(config, SHAPES[model], 10)
     net.validate = False

@@ -16,7 +16,7 @@ from bqn.heads import SoftmaxHead
 from bqn.network import Network
 from bqn.nn import Posterior, draw, drawn
 from bqn.propagate import half
-from bqn.training import ConfigError, train
+from bqn.training import ConfigError, TrainConfig, train
 from bqn.training.loop import Trainer
 from bqn.training.models import build_model
 from bqn.training.replicas import seeds_of, train_together
@@ -190,6 +190,16 @@ def test_bad_settings() -> None:
         tiny.config(method="qnn", drawn_epochs=1)
     with pytest.raises(ConfigError, match="patience does not go with drawn_epochs"):
         tiny.config(drawn_epochs=1, patience=2)
+    assert tiny.config(epochs=3, drawn_epochs=3, patience=2).best_after == 0, "all epochs can be compared"
+
+
+def test_the_preset_of_the_vgg_draws_in_all_epochs() -> None:
+    vgg = {"model": "vgg", "data": "cifar10"}
+    for given in ({}, {"epochs": 7}, {"epochs": 300}, {"epochs": 7, "patience": 2}):
+        config = TrainConfig.preset({**vgg, **given})
+        assert config.drawn_epochs == config.epochs
+    assert TrainConfig.preset({**vgg, "drawn_epochs": 0}).drawn_epochs == 0
+    assert TrainConfig.preset({**vgg, "method": "qnn"}).drawn_epochs == 0
 
 
 @pytest.mark.parametrize("changed", [{}, {"batch_norm": False}, {"levels": "ternary", "accumulate": 2}])

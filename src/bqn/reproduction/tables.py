@@ -281,7 +281,8 @@ def _settings(document: Mapping[str, Any]) -> list[str]:
     }
     shift = f"{config.shift}{' and flip' if config.flip else ''}"
     code = f"{document.get('code', '')!s:.7}{'+' if document.get('code_changed') else ''}"
-    return [config.bound, str(config.epochs), rates[config.lr_schedule], lams[config.lam_schedule],
+    drawn = {0: "", config.epochs: ", all drawn"}.get(config.drawn_epochs, f", {config.drawn_epochs} drawn")
+    return [config.bound, f"{config.epochs}{drawn}", rates[config.lr_schedule], lams[config.lam_schedule],
             str(config.init), shift, document.get("hardware", ""), code]  # fmt: skip
 
 

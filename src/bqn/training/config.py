@@ -160,7 +160,7 @@ class TrainConfig:
             raise ConfigError(f"drawn_epochs must be at most epochs, {self.epochs}, got {self.drawn_epochs}")
         if self.drawn_epochs and self.method != "bqn":
             raise ConfigError(f"drawn_epochs is for method bqn, got {self.method}")
-        if self.drawn_epochs and self.patience is not None:
+        if 0 < self.drawn_epochs < self.epochs and self.patience is not None:
             raise ConfigError("patience does not go with drawn_epochs: the best epoch is one of the last")
         if self.patience is not None and not self.validation_fraction:
             raise ConfigError("patience needs validation data: set validation_fraction above 0")
@@ -216,7 +216,10 @@ class TrainConfig:
         given.setdefault("model", "regressor" if given.get("task", task) == "regression" else "mlp")
         names = [given["model"], given.get("data", "digits"), given.get("method", "bqn")]
         suited = presets.defaults(*names) if all(isinstance(name, str) for name in names) else {}
-        return cls(**{**suited, **given})
+        chosen = {**suited, **given}
+        if "drawn_epochs" in suited and "drawn_epochs" not in given:  # suited to all epochs, however many there are
+            chosen["drawn_epochs"] = chosen["epochs"]
+        return cls(**chosen)
 
     @classmethod
     def from_toml(
