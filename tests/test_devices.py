@@ -114,7 +114,7 @@ def test_sums(method: str, device: str) -> None:
 
 def test_augmentation_stays_on_the_device(device: str) -> None:
     images = torch.randint(256, (6, 1, 5, 5), dtype=torch.uint8, device=device)
-    moved = augment(images, 1, True, torch.Generator(device).manual_seed(0))
+    moved = augment(images, 1, True, torch.Generator(device).manual_seed(0), turn=10, zoom=0.1, cutout=2)
     assert moved.device.type == device
     assert moved.shape == images.shape
     assert torch.equal(augment(images, 0, False, torch.Generator(device)), images)

@@ -1,13 +1,15 @@
-"""Pixels become exact inputs; shifts and flips are right, independent, uniform, reproducible, and never wait."""
+"""Pixels become exact inputs; augmentation does what it says, at random, reproducibly, and never waits."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bqn.data import augment, to_input
@@ -66,6 +68,74 @@ def test_shifts_and_flips_are_independent_and_uniform() -> None:
     assert abs(repeated - 1 / 9) < 0.01  # neighbours share one of nine shifts no more often than by chance
 
 
+@pytest.fixture
+def furthest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every image turns and grows as far as it may."""
+    monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.ones(shape))
+
+
+def varied(images: Tensor, **options: float) -> Tensor:
+    return augment(images, 0, False, torch.Generator().manual_seed(1), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("furthest")
+def test_quarter_and_half_turns_are_exact() -> None:
+    images = torch.randint(0, 256, (3, 2, 6, 6), dtype=torch.uint8)
+    assert torch.equal(varied(images, turn=90), images.rot90(1, (2, 3)))
+    wide = torch.randint(0, 256, (3, 2, 4, 8), dtype=torch.uint8)
+    assert torch.equal(varied(wide, turn=180), wide.flip(2, 3))
+
+
+@pytest.mark.usefixtures("furthest")
+@pytest.mark.parametrize(("turn", "zoom"), [(0.0, 0.0), (20.0, 0.0), (90.0, 0.5), (33.0, 0.25)])
+def test_pixels_come_from_where_geometry_says(turn: float, zoom: float) -> None:
+    """On a plane, which interpolation keeps, in images that are wider than high."""
+    height, width = 21, 31
+    down, right = torch.meshgrid(torch.arange(height) - 10.0, torch.arange(width) - 15.0, indexing="ij")
+    image = (120 + 4 * right + 3 * down).to(torch.uint8)[None, None]
+    angle, factor = math.radians(turn), 1 + zoom
+    from_right = (right * math.cos(angle) - down * math.sin(angle)) / factor
+    from_down = (right * math.sin(angle) + down * math.cos(angle)) / factor
+    middle = (right.abs() < 6) & (down.abs() < 6)
+    expected = 120 + 4 * from_right + 3 * from_down
+    found = varied(image, turn=turn or 1e-9, zoom=zoom)[0, 0]
+    assert float((found - expected)[middle].abs().max()) < 0.51
+
+
+def test_turns_and_zooms_stay_within_their_bounds_and_differ() -> None:
+    line = torch.zeros(2000, 1, 41, 41, dtype=torch.uint8)
+    line[:, 0, 17:24, 20:36] = 255
+    result = varied(line, turn=30, zoom=0.25).float()[:, 0]
+    places = torch.arange(41) - 20.0
+    across, down = (result * places).sum((1, 2)), (result * places[:, None]).sum((1, 2))
+    angles = torch.rad2deg(torch.atan2(-down, across))
+    assert -30.5 < float(angles.min()) < -29 < 29 < float(angles.max()) < 30.5
+    assert float(angles.mean()) == pytest.approx(0, abs=1.5)
+    lengths = torch.hypot(across, down) / result.sum((1, 2)) / 7.5
+    assert 0.72 < float(lengths.min()) < 0.8
+    assert 1.2 < float(lengths.max()) < 1.28
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 4])
+def test_cutout_is_a_square_around_any_place(side: int) -> None:
+    images = torch.full((4000, 2, 5, 6), 7, dtype=torch.uint8)
+    black = varied(images, cutout=side) == 0
+    assert torch.equal(black[:, 0], black[:, 1])
+    corners: Counter[tuple[int, int]] = Counter()
+    for hole in black[:, 0]:
+        rows, columns = hole.any(1).nonzero().flatten(), hole.any(0).nonzero().flatten()
+        assert int(hole.sum()) == len(rows) * len(columns) > 0, "a rectangle"
+        for found, size in ((rows, 5), (columns, 6)):
+            first, last = int(found[0]), int(found[-1])
+            assert len(found) == last - first + 1 <= side
+            assert len(found) == side or first == 0 or last == size - 1, "smaller at the border only"
+        corners[int(rows[0]), int(columns[0])] += 1
+    assert len({int(hole.sum()) for hole in black[:, 0]} & {side * side}) == 1
+    share = black.float().mean().item()
+    assert 0.5 * side**2 / 30 < share <= 1.05 * side**2 / 30
+    assert len(corners) > 10
+
+
 def test_same_generator_state_same_result() -> None:
     images = torch.randint(0, 256, (30, 1, 8, 8), dtype=torch.uint8)
     first, again, other = (augment(images, 2, True, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
@@ -98,7 +168,7 @@ class Watch(TorchDispatchMode):
 def test_the_host_never_waits() -> None:
     images = torch.randint(0, 256, (6, 1, 4, 4), dtype=torch.uint8)
     with Watch():
-        augment(images, 1, True, torch.Generator())
+        augment(images, 1, True, torch.Generator(), turn=10, zoom=0.1, cutout=2)
     with pytest.raises(AssertionError, match="_local_scalar_dense"), Watch():
         int(images.sum())
 
@@ -107,6 +177,21 @@ def test_the_host_never_waits() -> None:
 def test_refuses_impossible_shifts(shift: Any) -> None:
     with pytest.raises(ValueError, match="shift must be an integer from 0 to 3"):
         augment(torch.zeros(2, 1, 4, 6, dtype=torch.uint8), shift, False, torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ({"turn": -1.0}, "turn must be from 0 to 180, got -1.0"),
+        ({"turn": math.nan}, "turn must be from 0 to 180, got nan"),
+        ({"zoom": 1.0}, "zoom must be at least 0 and below 1, got 1.0"),
+        ({"cutout": 4}, "cutout must be an integer from 0 to 3, got 4"),
+        ({"cutout": 1.5}, "cutout must be an integer from 0 to 3, got 1.5"),
+    ],
+)
+def test_refuses_other_impossible_variations(option: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        varied(torch.zeros(2, 1, 4, 6, dtype=torch.uint8), **option)
 
 
 def test_refuses_anything_but_images() -> None:

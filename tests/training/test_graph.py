@@ -28,7 +28,7 @@ def assert_same(ours: Run, theirs: Run, device: str) -> None:
 
 SETTINGS = {
     "mlp": {},
-    "augmented": {"shift": 1, "flip": True},
+    "augmented": {"shift": 1, "flip": True, "turn": 10.0, "zoom": 0.1, "cutout": 1},
     "scheduled": {"lr_schedule": "cosine", "lam": 0.1},
     "uneven": {"batch_size": 17},
     "drawn": {"drawn_epochs": 2, "shift": 1},

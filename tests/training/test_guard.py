@@ -77,3 +77,20 @@ def test_kl():
     assert not healthy
     assert cause is not None
     assert cause.term == "KL"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_health_shows_any_gradient_that_is_not_finite(bad: float, device: str) -> None:
+    net = mlp(6, 3, hidden=(5,)).to(device)
+    value = net.elbo(torch.randn(4, 6, device=device), torch.tensor([0, 1, 2, 0], device=device), 4, 0.1)
+    (-value).backward()
+    assert torch.isfinite(health(value, net.parameters()))
+    assert not torch.isfinite(health(value * bad, net.parameters()))
+    for parameter in net.parameters():
+        grad = parameter.grad
+        kept = grad.flatten()[-1].clone()
+        grad.view(-1)[-1] = bad
+        assert not torch.isfinite(health(value, net.parameters()))
+        grad.view(-1)[-1] = kept
+    net.zero_grad()
+    assert torch.equal(health(value, net.parameters()), value.detach())

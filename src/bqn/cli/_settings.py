@@ -35,6 +35,9 @@ SETTINGS: Mapping[str, Setting] = {
     "task": Setting(DATA, "What your own file is for, {choices}; seen from its targets if not given", "TASK"),
     "validation_fraction": Setting(DATA, "Share of the training examples that choose the best epoch", "FRACTION"),
     "shift": Setting(DATA, "Augmentation: move images at random by up to so many pixels", "PIXELS"),
+    "turn": Setting(DATA, "Augmentation: turn images at random by up to so many degrees", "DEGREES"),
+    "zoom": Setting(DATA, "Augmentation: enlarge or shrink images at random by up to that share", "SHARE"),
+    "cutout": Setting(DATA, "Augmentation: blacken a square of that side at random in each image", "PIXELS"),
     "method": Setting(
         MODEL, "What is trained: {choices}; each has defaults of its own, those shown are of bqn", "NAME"
     ),

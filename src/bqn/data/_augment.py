@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,8 +30,10 @@ def to_input(x: Tensor) -> Tensor:
     return x.to(torch.float32).mul_(2 / 256).sub_(255 / 256)
 
 
-def augment(x: Tensor, shift: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Shift each image by its own random offset, and mirror it left to right with probability one half.
+def augment(
+    x: Tensor, shift: int, flip: bool, generator: torch.Generator, turn: float = 0.0, zoom: float = 0.0, cutout: int = 0
+) -> Tensor:
+    """Vary each image by itself, at random.
 
     Nothing waits for the device: all draws stay on it.
 
@@ -39,8 +43,16 @@ def augment(x: Tensor, shift: int, flip: bool, generator: torch.Generator) -> Te
     shift : int
         Rows and columns move by whole pixels, uniform in `-shift .. shift`; what moves in has pixel value 0.
     flip : bool
+        Mirror it left to right with probability one half.
     generator : torch.Generator
         On the device of `x`.
+    turn : float
+        Turn it around its middle by an angle uniform in ±`turn` degrees, before all else; pixels between others are
+        interpolated.
+    zoom : float
+        Make it larger or smaller at the same time, by a factor uniform in 1 ± `zoom`.
+    cutout : int
+        Last, give pixel value 0 to a square of that side, whose middle is anywhere in the image.
 
     Returns
     -------
@@ -49,9 +61,16 @@ def augment(x: Tensor, shift: int, flip: bool, generator: torch.Generator) -> Te
     if x.dtype != torch.uint8 or x.dim() != 4:
         raise TypeError(f"x must be uint8 images (N, C, H, W), got {x.dtype} {tuple(x.shape)}")
     height, width = x.shape[-2:]
-    if isinstance(shift, bool) or not isinstance(shift, int) or not 0 <= shift < min(height, width):
-        raise ValueError(f"shift must be an integer from 0 to {min(height, width) - 1}, got {shift!r}")
+    for name, pixels in (("shift", shift), ("cutout", cutout)):
+        if isinstance(pixels, bool) or not isinstance(pixels, int) or not 0 <= pixels < min(height, width):
+            raise ValueError(f"{name} must be an integer from 0 to {min(height, width) - 1}, got {pixels!r}")
+    if not 0 <= turn <= 180:
+        raise ValueError(f"turn must be from 0 to 180, got {turn!r}")
+    if not 0 <= zoom < 1:
+        raise ValueError(f"zoom must be at least 0 and below 1, got {zoom!r}")
     examples = len(x)
+    if turn or zoom:
+        x = _turned(x, turn, zoom, generator)
     if shift:
         # Every placement of an image is a window of the padded one; each example picks a window, a view, and only
         # the picked ones are copied.
@@ -61,4 +80,26 @@ def augment(x: Tensor, shift: int, flip: bool, generator: torch.Generator) -> Te
     if flip:
         mirrored = torch.randint(2, (examples, 1, 1, 1), generator=generator, device=x.device, dtype=torch.bool)
         x = torch.where(mirrored, x.flip(-1), x)
+    if cutout:
+        down = _inside(height, cutout, examples, generator, x.device).unsqueeze(-1)
+        across = _inside(width, cutout, examples, generator, x.device).unsqueeze(-2)
+        x = x.masked_fill((down & across).unsqueeze(1), 0)
     return x
+
+
+def _turned(x: Tensor, turn: float, zoom: float, generator: torch.Generator) -> Tensor:
+    angle, size = 2 * torch.rand((2, len(x)), generator=generator, device=x.device) - 1
+    angle, scale = angle * math.radians(turn), 1 / (1 + zoom * size)
+    along, across, none = scale * angle.cos(), scale * angle.sin(), torch.zeros_like(angle)
+    wide = x.shape[-1] / x.shape[-2]  # coordinates go from -1 to 1 in both directions
+    where = torch.stack((along, -across / wide, none, across * wide, along, none), -1).unflatten(-1, (2, 3))
+    grid = F.affine_grid(where, list(x.shape), align_corners=False)
+    between = F.grid_sample(x * 1.0, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return torch.empty_like(x).copy_(between.round_().clamp_(0, 255))
+
+
+def _inside(size: int, cutout: int, examples: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Which of the rows, or columns, the square of each example covers: `(N, size)`."""
+    first = torch.randint(size, (examples, 1), generator=generator, device=device) - cutout // 2
+    places = torch.arange(size, device=device)
+    return (places >= first) & (places < first + cutout)

@@ -258,6 +258,9 @@ def calibration(out: Path) -> str:
     return markdown(heads, rows)
 
 
+_FURTHER = ("turn", "zoom", "cutout")
+
+
 def settings(out: Path) -> str:
     """How the networks of both recipes were trained, as their records say."""
     heads = ("", "recipe", "bound", "epochs", "learning rate", "λ", "start", "shift", "hardware", "code")
@@ -279,7 +282,8 @@ def _settings(document: Mapping[str, Any]) -> list[str]:
         "warm-up": f"{config.warm_up_lam:g} for {config.warm_up_epochs:g} epochs, then {lam}",
         "decay": f"from {lam} to {config.lam_end:g}",
     }
-    shift = f"{config.shift}{' and flip' if config.flip else ''}"
+    further = [f"{name} {value:g}" for name, value in config.augmentation.items() if value and name in _FURTHER]
+    shift = " and ".join([str(config.shift), *(["flip"] if config.flip else []), *further])
     code = f"{document.get('code', '')!s:.7}{'+' if document.get('code_changed') else ''}"
     drawn = {0: "", config.epochs: ", all drawn"}.get(config.drawn_epochs, f", {config.drawn_epochs} drawn")
     return [config.bound, f"{config.epochs}{drawn}", rates[config.lr_schedule], lams[config.lam_schedule],

@@ -72,8 +72,9 @@ class TrainConfig:
         What makes an epoch the best one, on validation data: its NLL, or its error (root mean squared for regression).
     patience : int or None
         Stop after so many epochs without a better one.
-    shift, flip : int, bool
-        Augmentation of images: random shift by up to so many pixels; random mirroring.
+    shift, flip, turn, zoom, cutout : int, bool, float, float, int
+        Augmentation of images: random shift by up to so many pixels; random mirroring; random turns by up to so many
+        degrees; random enlarging or shrinking by up to that share; a black square of that side at a random place.
     accumulate : int
         Cut each batch into so many parts of nearly equal size and add up their gradients before the step: as if
         `batch_size` examples were seen at once, in the memory of a part. Batch norm takes its statistics from each
@@ -136,6 +137,9 @@ class TrainConfig:
     patience: int | None = None
     shift: int = 0
     flip: bool = False
+    turn: float = 0.0
+    zoom: float = 0.0
+    cutout: int = 0
     accumulate: int = 1
     checkpoint_activations: bool = False
     mixed_precision: bool = False
@@ -164,6 +168,12 @@ class TrainConfig:
             raise ConfigError("patience does not go with drawn_epochs: the best epoch is one of the last")
         if self.patience is not None and not self.validation_fraction:
             raise ConfigError("patience needs validation data: set validation_fraction above 0")
+
+    @property
+    def augmentation(self) -> dict[str, Any]:
+        """What `bqn.data.augment` is to do to images of training; nothing if it is to leave them alone."""
+        asked = {name: getattr(self, name) for name in ("shift", "flip", "turn", "zoom", "cutout")}
+        return asked if any(asked.values()) else {}
 
     @property
     def best_after(self) -> int:
@@ -349,6 +359,9 @@ _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "warm_up_lam": (math.isfinite, "finite"),
     "patience": (_positive, "at least 1"),
     "shift": (lambda value: value >= 0, "at least 0"),
+    "turn": (lambda value: 0 <= value <= 180, "from 0 to 180"),
+    "zoom": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
+    "cutout": (lambda value: value >= 0, "at least 0"),
     "seed": (lambda value: 0 <= value < 2**63, "from 0 to 2**63 - 1"),
     "device": (lambda value: re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", value) is not None, "auto, cpu or cuda[:N]"),
     "threads": (_positive, "at least 1"),

@@ -319,8 +319,8 @@ class Trainer:
         """The examples of a batch `(B,)`, augmented, and their targets."""
         rows = self.net.choose_examples(batch, len(self.x))
         x, y = self.x[rows], self.y[rows]
-        if self.config.shift or self.config.flip:
-            images = augment(x.flatten(0, rows.dim() - 1), self.config.shift, self.config.flip, self.state.augmentation)
+        if asked := self.config.augmentation:
+            images = augment(x.flatten(0, rows.dim() - 1), generator=self.state.augmentation, **asked)
             x = images.reshape(x.shape)
         return x, y
 

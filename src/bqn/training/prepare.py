@@ -21,10 +21,13 @@ from bqn.training.preprocessing import Preprocessing
 def require_fitting(train: Split, validation: Split | None, config: TrainConfig) -> None:
     if validation is None and config.patience is not None:
         raise ConfigError("patience needs validation data, got none")
-    if (config.shift or config.flip) and (train.x.dtype != torch.uint8 or train.x.dim() != 4):
-        raise ConfigError(f"shift and flip are for uint8 images, got {train.x.dtype} {tuple(train.x.shape)}")
-    if config.shift and config.shift >= min(train.x.shape[2:]):
-        raise ConfigError(f"shift must be below the size of the images, {tuple(train.x.shape[2:])}, got {config.shift}")
+    asked = {name: value for name, value in config.augmentation.items() if value}
+    if asked and (train.x.dtype != torch.uint8 or train.x.dim() != 4):
+        raise ConfigError(f"{' and '.join(asked)}: for uint8 images, got {train.x.dtype} {tuple(train.x.shape)}")
+    for name in ("shift", "cutout"):
+        if asked.get(name, 0) >= min(train.x.shape[2:], default=1):
+            sizes = tuple(train.x.shape[2:])
+            raise ConfigError(f"{name} must be below the size of the images, {sizes}, got {asked[name]}")
 
 
 def count_outputs(net: Network, train: Split) -> int:
