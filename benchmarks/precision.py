@@ -30,8 +30,7 @@ def measure(model: str, data: str, epochs: int, seeds: int, device: str, data_di
     rows = []
     for precision in ("half", "full"):
         recipe = recipes.config("best", model, data)
-        config = replace(recipe, epochs=epochs, drawn_epochs=min(recipe.drawn_epochs, epochs), device=device,
-                         mixed_precision=precision == "half")  # fmt: skip
+        config = replace(recipe, epochs=epochs, device=device, mixed_precision=precision == "half")
         dataset = load_data(config, data_dir)
         for run in train_together(seeds_of(config, seeds), dataset):
             if isinstance(run, Exception):
@@ -39,7 +38,8 @@ def measure(model: str, data: str, epochs: int, seeds: int, device: str, data_di
             scores = measuring.judge(run, dataset, test=False)["validation"]
             curve = measuring.thin([record.to_dict() for record in run.history.records])
             rows.append({"model": model, "data": data, "epochs": epochs, "precision": precision,
-                         "seed": run.config.seed, "validation": scores, "curve": curve})  # fmt: skip
+                         "seed": run.config.seed, "drawn_epochs": run.config.drawn_epochs, "lam": run.config.lam,
+                         "validation": scores, "curve": curve})  # fmt: skip
         show(rows[-seeds:])
     return rows
 

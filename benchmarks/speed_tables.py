@@ -86,18 +86,22 @@ def steps(rows: Rows) -> str:
     return "\n".join(lines)
 
 
+def _spread(values: list[float], unit: float, digits: int) -> str:
+    mean = f"{unit * statistics.mean(values):.{digits}f}"
+    return f"{mean} ± {unit * statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
 def precision(rows: Rows) -> str:
     modes = {"analytic": "analytic", "mc_recalibrated": "MC-5", "map_recalibrated": "MAP"}
     lines = [f"| network, data, epochs | seeds | precision | {' | '.join(modes.values())} |", "|---" * 6 + "|"]
-    for model, data, epochs, kind in dict.fromkeys(
-        (row["model"], row["data"], row["epochs"], row["precision"]) for row in rows
-    ):
-        mine = [row["validation"] for row in rows if (row["model"], row["precision"]) == (model, kind)]
+    keys = [(row["model"], row["data"], row["epochs"], row["precision"]) for row in rows]
+    for key in dict.fromkeys(keys):
+        model, data, epochs, kind = key
+        mine = [row["validation"] for row, its in zip(rows, keys, strict=True) if its == key]
         cells = []
         for mode in modes:
             nll, error = ([scores[mode][name] for scores in mine] for name in ("nll", "error"))
-            spread = f"{1e3 * statistics.mean(nll):.1f} ± {1e3 * statistics.stdev(nll):.1f}"
-            cells.append(f"{spread} / {100 * statistics.mean(error):.2f} ± {100 * statistics.stdev(error):.2f}")
+            cells.append(f"{_spread(nll, 1e3, 1)} / {_spread(error, 100, 2)}")
         name = {"half": "bfloat16", "full": "float32"}[kind]
         lines.append(f"| {model.upper()}, {data}, {epochs} | {len(mine)} | {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

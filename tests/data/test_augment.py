@@ -194,6 +194,17 @@ def test_refuses_other_impossible_variations(option: dict[str, Any], expected: s
         varied(torch.zeros(2, 1, 4, 6, dtype=torch.uint8), **option)
 
 
+@pytest.mark.parametrize("option", [{"turn": "x"}, {"turn": True}, {"zoom": None}])
+def test_refuses_what_is_no_number(option: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(option))} must be a number"):
+        varied(torch.zeros(2, 1, 4, 6, dtype=torch.uint8), **option)
+
+
+def test_no_images_stay_none() -> None:
+    none = torch.zeros(0, 3, 4, 6, dtype=torch.uint8)
+    assert augment(none, 1, True, torch.Generator(), turn=10, zoom=0.1, cutout=2).shape == none.shape
+
+
 def test_refuses_anything_but_images() -> None:
     with pytest.raises(TypeError, match="uint8 images"):
         augment(torch.zeros(2, 1, 4, 6), 1, False, torch.Generator())

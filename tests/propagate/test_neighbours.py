@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -371,15 +372,23 @@ def test_the_gradient_of_what_a_weight_makes_of_common_noise() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 9), (3, 8, 49), (5, 7, 16), (2, 3, 64, 16), (1, 300), (9,)])
-def test_places_of_several_channels_at_once(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("way", [neighbours._beside_by_blocks, neighbours._beside_as_sum])
+def test_ways_to_what_stands_beside_a_place(way: Any, shape: tuple[int, ...]) -> None:
     weight = torch.randn(shape, dtype=torch.float64)
     near = neighbours.matrix_of_pairs(torch.tensor(0.4, dtype=torch.float64), shape[-1:])
-    assert_close(neighbours.beside_by_blocks(weight, near), weight @ near)
+    assert_close(way(weight, near), weight @ near)
 
 
-@pytest.mark.parametrize("places", [(2, 2), (4, 4)])
-def test_places_while_compiled(places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = torch.randn(3, 4, math.prod(places), dtype=torch.float64)
-    near = neighbours.matrix_of_pairs(torch.tensor(0.4, dtype=torch.float64), places)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert_close(neighbours.beside(weight, near), weight @ near)
+@pytest.mark.parametrize(
+    ("places", "device", "compiling", "way"),
+    [
+        (9, "cuda", True, neighbours._beside_as_sum),
+        (9, "cuda", False, torch.matmul),
+        (16, "cuda", True, neighbours._beside_by_blocks),
+        (16, "cuda", False, neighbours._beside_by_blocks),
+        (16, "cpu", True, torch.matmul),
+        (9, "cpu", False, torch.matmul),
+    ],
+)
+def test_the_way_is_chosen_by_places_and_device(places: int, device: str, compiling: bool, way: Any) -> None:
+    assert neighbours._way_beside(places, device, compiling) is way

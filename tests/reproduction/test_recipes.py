@@ -37,7 +37,7 @@ def test_variants() -> None:
     assert recipes.config("paper", "cnn", "mnist", recipes.lam_variant(5e-6)).lam == 5e-6
     four = recipes.config("best", "cnn", "mnist", recipes.levels_variant(4))
     assert four.levels == four.activations == (-1.5, -0.5, 0.5, 1.5)
-    assert recipes.config("best", "vgg", "cifar10", "short").drawn_epochs == 20, "in all epochs that there are"
+    assert recipes.config("best", "vgg", "cifar10", "short").best_after == 0, "drawn in all epochs that there are"
     for name, idea in recipes.IDEAS.items():
         for network in idea.networks:
             config = recipes.config(idea.recipe, *network, name)

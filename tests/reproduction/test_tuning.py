@@ -46,6 +46,7 @@ def test_every_run_stands_on_the_page(out: Path) -> None:
         " | 0.3 | "
     )
     assert "| 0.01 to -10 | 1 | 0.03 | 0 | 275.2 / 9.63 |" in page
+    assert "| 0.003 | 4 and flip | 0.03 | 0 | 448.8 / 13.70 |" in page, "whatever the preset has come to draw"
     assert "### VGG CIFAR-10, round 2, 10 epochs" in page
 
 

@@ -182,15 +182,14 @@ def test_side_by_side_as_alone() -> None:
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(ConfigError, match="drawn_epochs must be at most epochs, 3, got 4"):
-        tiny.config(epochs=3, drawn_epochs=4)
     with pytest.raises(ConfigError, match="drawn_epochs must be at least 0"):
         tiny.config(drawn_epochs=-1)
     with pytest.raises(ConfigError, match="drawn_epochs is for method bqn"):
         tiny.config(method="qnn", drawn_epochs=1)
     with pytest.raises(ConfigError, match="patience does not go with drawn_epochs"):
         tiny.config(drawn_epochs=1, patience=2)
-    assert tiny.config(epochs=3, drawn_epochs=3, patience=2).best_after == 0, "all epochs can be compared"
+    for count in (3, 4):
+        assert tiny.config(epochs=3, drawn_epochs=count, patience=2).best_after == 0, "all epochs can be compared"
 
 
 def test_the_preset_of_the_vgg_draws_in_all_epochs() -> None:

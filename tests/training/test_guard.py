@@ -5,6 +5,7 @@ import torch
 
 from bqn import Gaussian, nn
 from bqn.models import mlp
+from bqn.training import guard
 from bqn.training.guard import find_cause, health
 
 
@@ -94,3 +95,12 @@ def test_health_shows_any_gradient_that_is_not_finite(bad: float, device: str) -
         grad.view(-1)[-1] = kept
     net.zero_grad()
     assert torch.equal(health(value, net.parameters()), value.detach())
+
+
+def test_sizes_are_finite_exactly_if_all_numbers_are() -> None:
+    sound = [torch.tensor([1.0, -2.0]), torch.zeros(0), torch.tensor(3.0)]
+    assert [float(size) for size in guard._sizes(sound)] == [3.0, 0.0, 3.0]
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        assert [bool(torch.isfinite(size)) for size in guard._sizes([*sound, torch.tensor([1.0, bad])])] == [
+            True, True, True, False,
+        ]  # fmt: skip

@@ -268,8 +268,8 @@ def test_bad_tables():
         fit(net, broken, None, config)
     with pytest.raises(DataError, match=r"train: y must have shape \(60, 1\), got \(60, 2\)"):
         fit(net, Split(table.x, table.y.repeat(1, 2)), None, config)
-    with pytest.raises(ConfigError, match="for uint8 images"):
-        fit(net, table, None, tiny.regression_config(shift=1))
+    with pytest.raises(ConfigError, match="shift, turn: for uint8 images, got"):
+        fit(net, table, None, tiny.regression_config(shift=1, turn=5.0))
 
 
 def test_weights_that_the_step_before_broke_are_not_saved(tmp_path):

@@ -194,6 +194,8 @@ def describe_default(name: str) -> str:
 
 def _by_model(name: str) -> dict[str, Any]:
     """The setting in each architecture that has it, by its options and then its preset."""
+    if name == "drawn_epochs":  # of a preset: all, see `TrainConfig.preset`
+        return {model: "all" for model, preset in BY_MODEL.items() if name in preset}
     return {
         model: {**architecture.options, **BY_MODEL.get(model, {})}[name]
         for model, architecture in ARCHITECTURES.items()

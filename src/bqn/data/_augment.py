@@ -64,12 +64,15 @@ def augment(
     for name, pixels in (("shift", shift), ("cutout", cutout)):
         if isinstance(pixels, bool) or not isinstance(pixels, int) or not 0 <= pixels < min(height, width):
             raise ValueError(f"{name} must be an integer from 0 to {min(height, width) - 1}, got {pixels!r}")
+    for name, value in (("turn", turn), ("zoom", zoom)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number, got {value!r}")
     if not 0 <= turn <= 180:
         raise ValueError(f"turn must be from 0 to 180, got {turn!r}")
     if not 0 <= zoom < 1:
         raise ValueError(f"zoom must be at least 0 and below 1, got {zoom!r}")
     examples = len(x)
-    if turn or zoom:
+    if (turn or zoom) and examples:  # torch refuses to turn no images
         x = _turned(x, turn, zoom, generator)
     if shift:
         # Every placement of an image is a window of the padded one; each example picks a window, a view, and only

@@ -26,6 +26,7 @@ Categoricals drop it, and so do exact sums and averages that were asked for by n
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from bqn.propagate.products import Geometry
 
 _MOST = 0.999  # beyond it the arc sine is too steep for numbers that are estimated
-_FEW_PLACES = 9
+_FEW_PLACES = 9  # those of a 3 × 3 filter
 _BLOCK = 256  # rows of a matrix that are worth a product
 
 
@@ -162,11 +163,11 @@ def common_weight(
     mean: Tensor, correlation: Tensor, sizes: tuple[int, ...], steps: tuple[int, ...] | None = None
 ) -> Tensor:
     """G: what the noise of a channel is multiplied with beyond the squares, `(..., K)` to `(...)`."""
-    return of_pairs(mean, matrix_of_pairs(correlation.to(mean.dtype), sizes, steps))
+    return over_learned_pairs(mean, matrix_of_pairs(correlation.to(mean.dtype), sizes, steps))
 
 
-def of_pairs(weight: Tensor, near: Tensor) -> Tensor:
-    """`over_pairs` for weights that are learned."""
+def over_learned_pairs(weight: Tensor, near: Tensor) -> Tensor:
+    """`over_pairs` of weights that are learned, with a gradient that keeps them alone."""
     common: Tensor = _OverPairs.apply(weight, near)  # type: ignore[no-untyped-call]
     return common
 
@@ -179,20 +180,25 @@ def over_pairs(weight: Tensor, near: Tensor) -> Tensor:
 def beside(weight: Tensor, near: Tensor) -> Tensor:
     """What stands beside each place, by how near it is: `weight @ near`, `(..., K)`.
 
-    So small a matrix wastes a library's tiles on a GPU. While it is compiled, few places become a sum that fuses with
-    the rest. Of many that would not pay: the powers in `near` would be computed anew for each element of `weight`. They
-    are multiplied for several channels at once.
+    So small a matrix wastes a library's tiles on a GPU. There many places are multiplied for several channels at once.
+    Few become a sum while they are compiled, which fuses with the rest. Of many a sum would not pay: the powers in
+    `near` would be computed anew for each element of `weight`.
     """
-    places = near.shape[0]
-    if torch.compiler.is_compiling() and places <= _FEW_PLACES:
-        return (weight.unsqueeze(-1) * near).sum(-2)
-    if weight.device.type == "cuda" and places > _FEW_PLACES:
-        return beside_by_blocks(weight, near)
-    return weight @ near
+    return _way_beside(near.shape[0], weight.device.type, torch.compiler.is_compiling())(weight, near)
 
 
-def beside_by_blocks(weight: Tensor, near: Tensor) -> Tensor:
-    """The same as a product with a larger matrix, whose diagonal has `near` once for each of several channels."""
+def _way_beside(places: int, device: str, compiling: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    if places <= _FEW_PLACES:
+        return _beside_as_sum if compiling else torch.matmul
+    return _beside_by_blocks if device == "cuda" else torch.matmul
+
+
+def _beside_as_sum(weight: Tensor, near: Tensor) -> Tensor:
+    return (weight.unsqueeze(-1) * near).sum(-2)
+
+
+def _beside_by_blocks(weight: Tensor, near: Tensor) -> Tensor:
+    """A product with a larger matrix, whose diagonal has `near` once for each of several channels."""
     places, channels = near.shape[0], weight.shape[-2] if weight.dim() > 1 else 1
     count = max(c for c in range(1, max(1, _BLOCK // places) + 1) if channels % c == 0)
     each = torch.eye(count, dtype=near.dtype, device=near.device)

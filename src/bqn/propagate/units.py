@@ -167,7 +167,7 @@ def common_noise(units: Units, weight: Tensor) -> Tensor | None:
     near, var, level = _noise_of_inputs(units, weight.dtype)
     if units.from_batch and near is None:
         return _by_mean_slopes(weight, slope, units.weight, var)
-    pairs = None if near is None else neighbours.of_pairs(_by_channel(units.weight, near), near)
+    pairs = None if near is None else neighbours.over_learned_pairs(_by_channel(units.weight, near), near)
     noise: Tensor = _Gain.apply(weight, slope, units.weight, near, pairs, var, level)  # type: ignore[no-untyped-call]
     return noise
 

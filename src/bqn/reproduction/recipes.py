@@ -169,10 +169,7 @@ def settings(recipe: str, architecture: str, data: str, variant: str = "") -> di
     if architecture not in table:
         known = ", ".join(name for name in table if isinstance(name, str))
         raise ConfigError(f"recipe {recipe} is for {known}, got {architecture!r}")
-    chosen = {**table[architecture], **table.get((architecture, data), {}), **changes(variant)}
-    if "drawn_epochs" in chosen:  # a variant may have fewer epochs
-        chosen["drawn_epochs"] = min(chosen["drawn_epochs"], chosen["epochs"])
-    return chosen
+    return {**table[architecture], **table.get((architecture, data), {}), **changes(variant)}
 
 
 def config(recipe: str, architecture: str, data: str, variant: str = "", seed: int = 0) -> TrainConfig:

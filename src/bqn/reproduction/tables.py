@@ -12,6 +12,7 @@ from bqn.reproduction.aims import AIMS, MC_RATIO
 from bqn.reproduction.paper import Figure
 from bqn.reproduction.recipes import LEVELS, levels_variant
 from bqn.reproduction.records import Statistic
+from bqn.training import TrainConfig
 
 NAMES = {
     "mlp": "MLP",
@@ -258,9 +259,6 @@ def calibration(out: Path) -> str:
     return markdown(heads, rows)
 
 
-_FURTHER = ("turn", "zoom", "cutout")
-
-
 def settings(out: Path) -> str:
     """How the networks of both recipes were trained, as their records say."""
     heads = ("", "recipe", "bound", "epochs", "learning rate", "λ", "start", "shift", "hardware", "code")
@@ -282,12 +280,17 @@ def _settings(document: Mapping[str, Any]) -> list[str]:
         "warm-up": f"{config.warm_up_lam:g} for {config.warm_up_epochs:g} epochs, then {lam}",
         "decay": f"from {lam} to {config.lam_end:g}",
     }
-    further = [f"{name} {value:g}" for name, value in config.augmentation.items() if value and name in _FURTHER]
-    shift = " and ".join([str(config.shift), *(["flip"] if config.flip else []), *further])
     code = f"{document.get('code', '')!s:.7}{'+' if document.get('code_changed') else ''}"
-    drawn = {0: "", config.epochs: ", all drawn"}.get(config.drawn_epochs, f", {config.drawn_epochs} drawn")
+    some = f"{config.drawn_epochs} drawn" if config.best_after else "all drawn"
+    drawn = f", {some}" if config.drawn_epochs else ""
     return [config.bound, f"{config.epochs}{drawn}", rates[config.lr_schedule], lams[config.lam_schedule],
-            str(config.init), shift, document.get("hardware", ""), code]  # fmt: skip
+            str(config.init), augmentation(config), document.get("hardware", ""), code]  # fmt: skip
+
+
+def augmentation(config: TrainConfig) -> str:
+    """By how much images shift, and what else happens to them."""
+    further = [f"{name} {getattr(config, name):g}" for name in ("turn", "zoom", "cutout") if getattr(config, name)]
+    return " and ".join([str(config.shift), *(["flip"] if config.flip else []), *further])
 
 
 def levels(out: Path) -> str:

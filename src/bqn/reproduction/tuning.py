@@ -19,7 +19,7 @@ from bqn.training import ConfigError, TrainConfig
 from bqn.training.files import parse_object, read_text
 
 _RECORDS = (
-    *("mlp-1", "mlp-2", "mlp-3", "mlp-4", "cnn-1", "cnn-2", "cnn-3", "cnn-4"),
+    *("mlp-1", "mlp-2", "mlp-3", "mlp-4", "mlp-5", "mlp-6", "mlp-7", "cnn-1", "cnn-2", "cnn-3", "cnn-4"),
     *("vgg-1", "vgg-2", "vgg-3", "vgg-4", "vgg-5", "vgg-6", "vgg-7"),
 )
 _HEAD = ("what", "hardware", "date", "code")
@@ -89,6 +89,7 @@ def _config(run: Record, document: Record, place: str) -> TrainConfig:
     if not all(isinstance(each, dict) for each in changed):
         raise RecordError(f"{place}: settings must be an object")
     merged = {name: value for each in changed if isinstance(each, dict) for name, value in each.items()}
+    merged = {"drawn_epochs": 0, **merged}  # a preset that came to have more is no news of older runs
     try:
         return TrainConfig.preset({**merged, "model": document["architecture"], "data": run["data"]})
     except ConfigError as error:
@@ -114,7 +115,7 @@ def _row(run: Record, record: Record) -> list[str]:
     scores = [_pair(run["scores"][mode]) for mode in tables.MODES]
     return [
         lam,
-        str(config.shift),
+        tables.augmentation(config),
         f"{config.learning_rate:g}",
         str(config.drawn_epochs),
         *scores,

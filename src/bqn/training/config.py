@@ -65,9 +65,9 @@ class TrainConfig:
     bound : "tilted" or "jensen"
         The bound on the log-likelihood of a classifier.
     drawn_epochs : int
-        In so many epochs at the end half of the objective is that of a network that each step draws from the
-        posterior, with straight-through gradients. Networks whose samples are far from the analytic pass gain by it,
-        others little; a step takes longer. The best epoch is one of these then.
+        In so many epochs at the end, or in all where there are no more, half of the objective is that of a network that
+        each step draws from the posterior, with straight-through gradients. Networks whose samples are far from the
+        analytic pass gain by it, others little; a step takes longer. The best epoch is one of these then.
     best_by : "nll" or "error"
         What makes an epoch the best one, on validation data: its NLL, or its error (root mean squared for regression).
     patience : int or None
@@ -160,8 +160,6 @@ class TrainConfig:
         if self.compile and self.method != "bqn":
             raise ConfigError(f"compile is for method bqn, got {self.method}")
         self._require_fitting_memory_options()
-        if self.drawn_epochs > self.epochs:
-            raise ConfigError(f"drawn_epochs must be at most epochs, {self.epochs}, got {self.drawn_epochs}")
         if self.drawn_epochs and self.method != "bqn":
             raise ConfigError(f"drawn_epochs is for method bqn, got {self.method}")
         if 0 < self.drawn_epochs < self.epochs and self.patience is not None:
@@ -178,7 +176,7 @@ class TrainConfig:
     @property
     def best_after(self) -> int:
         """How many epochs go by before one can be the best."""
-        return self.epochs - self.drawn_epochs if self.drawn_epochs else 0
+        return max(self.epochs - self.drawn_epochs, 0) if self.drawn_epochs else 0
 
     def _require_fitting_memory_options(self) -> None:
         if self.accumulate > self.batch_size:

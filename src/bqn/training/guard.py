@@ -26,9 +26,16 @@ class Cause(NamedTuple):
 def health(value: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
     """A scalar that is finite exactly if `value` and all gradients are, short of overflow; nothing waits for it."""
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    # One kernel reads them all on a GPU, where sums are many small ones; on a CPU nothing beats a sum.
-    sums = torch._foreach_norm(grads, 1) if grads and value.is_cuda else [grad.sum() for grad in grads]
+    sums = _sizes(grads) if grads and value.is_cuda else [grad.sum() for grad in grads]
     return torch.stack([value.detach(), *sums]).sum()
+
+
+def _sizes(grads: list[Tensor]) -> tuple[Tensor, ...]:
+    """Their sums of absolute values, on a GPU a few kernels for all; on a CPU it takes longer than plain sums.
+
+    The public `torch.nn.utils.get_total_norm` is younger than the oldest torch that we support.
+    """
+    return torch._foreach_norm(grads, 1)
 
 
 def find_cause(net: Network, forward: Forward) -> Cause | None:

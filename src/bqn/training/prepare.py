@@ -23,7 +23,7 @@ def require_fitting(train: Split, validation: Split | None, config: TrainConfig)
         raise ConfigError("patience needs validation data, got none")
     asked = {name: value for name, value in config.augmentation.items() if value}
     if asked and (train.x.dtype != torch.uint8 or train.x.dim() != 4):
-        raise ConfigError(f"{' and '.join(asked)}: for uint8 images, got {train.x.dtype} {tuple(train.x.shape)}")
+        raise ConfigError(f"{', '.join(asked)}: for uint8 images, got {train.x.dtype} {tuple(train.x.shape)}")
     for name in ("shift", "cutout"):
         if asked.get(name, 0) >= min(train.x.shape[2:], default=1):
             sizes = tuple(train.x.shape[2:])
