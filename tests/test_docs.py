@@ -30,6 +30,23 @@ def test_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "net.safetensors").exists()
 
 
+def test_first_commands_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
+    """Up to what rounding of another processor moves: the analytic NLL by little, errors by a few of 359 examples."""
+    page = (ROOT / "README.md").read_text()
+    command = re.search(r"^\$ (bqn train --data digits .*?) --out runs/one$", page, re.MULTILINE)
+    assert command is not None
+    bqn = [sys.executable, "-m", "bqn"]
+    train = [*command[1].split()[1:], "--threads", "1", "--device", "cpu", "--out", str(tmp_path / "one")]
+    subprocess.run([*bqn, *train], check=True, capture_output=True)
+    judge = [*bqn, "evaluate", str(tmp_path / "one"), "--json", "--device", "cpu"]
+    scores = json.loads(subprocess.run(judge, check=True, capture_output=True, text=True).stdout)
+    for mode, nearness in (("analytic", 0.002), ("mc", 0.02), ("map", 0.03)):
+        row = re.search(rf"^{mode} +([\d.]+) +\S+ +([\d.]+)%", page, re.MULTILINE)
+        assert row is not None
+        assert scores[mode]["nll"] == pytest.approx(float(row[1]), abs=nearness)
+        assert 100 * scores[mode]["error"] == pytest.approx(float(row[2]), abs=1.5)
+
+
 def test_layer_of_the_contributing_page_keeps_the_contract() -> None:
     layer, test = blocks("CONTRIBUTING.md", "python")
     scope: dict[str, object] = {"__name__": "contributed"}

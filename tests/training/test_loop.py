@@ -268,7 +268,9 @@ def test_bad_tables():
         fit(net, broken, None, config)
     with pytest.raises(DataError, match=r"train: y must have shape \(60, 1\), got \(60, 2\)"):
         fit(net, Split(table.x, table.y.repeat(1, 2)), None, config)
-    with pytest.raises(ConfigError, match="shift, turn: for uint8 images, got"):
+    with pytest.raises(
+        ConfigError, match=r"shift, turn: only for images .*, got torch.float32 examples of shape \(4,\)"
+    ):
         fit(net, table, None, tiny.regression_config(shift=1, turn=5.0))
 
 

@@ -23,7 +23,8 @@ def require_fitting(train: Split, validation: Split | None, config: TrainConfig)
         raise ConfigError("patience needs validation data, got none")
     asked = {name: value for name, value in config.augmentation.items() if value}
     if asked and (train.x.dtype != torch.uint8 or train.x.dim() != 4):
-        raise ConfigError(f"{', '.join(asked)}: for uint8 images, got {train.x.dtype} {tuple(train.x.shape)}")
+        given = f"{train.x.dtype} examples of shape {tuple(train.x.shape[1:])}"
+        raise ConfigError(f"{', '.join(asked)}: only for images of uint8 pixels, got {given}")
     for name in ("shift", "cutout"):
         if asked.get(name, 0) >= min(train.x.shape[2:], default=1):
             sizes = tuple(train.x.shape[2:])
