@@ -82,6 +82,9 @@ class TestCorrupt:
             corrupt(x[0], "noise", 0.1)
         with pytest.raises(ValueError, match="degrees must be a number or of shape"):
             rotate(x, torch.zeros(2))
+        with pytest.raises(ValueError, match="size must be a number or of shape"):
+            rotate(x, 10.0, torch.ones(2))
+        assert rotate(x[:0], 10.0).shape == x[:0].shape
 
 
 class TestNoise:

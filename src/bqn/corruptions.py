@@ -73,19 +73,24 @@ def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
     return _to_pixels(rows @ x.float() @ columns)
 
 
-def rotate(x: Tensor, degrees: float | Tensor) -> Tensor:
+def rotate(x: Tensor, degrees: float | Tensor, size: float | Tensor = 1.0) -> Tensor:
     """Images turned counter-clockwise about their centre, bilinearly interpolated; black (0) comes in from outside.
 
     Parameters
     ----------
     x : uint8 Tensor `(N, C, H, W)`
     degrees : float or Tensor `(N,)`
+    size : float or Tensor `(N,)`
+        What they show becomes larger by this factor at the same time.
     """
     require_images(x, "x")
-    if isinstance(degrees, Tensor) and degrees.shape != x.shape[:1]:
-        raise ValueError(f"degrees must be a number or of shape {tuple(x.shape[:1])}, got {tuple(degrees.shape)}")
+    for name, value in (("degrees", degrees), ("size", size)):
+        if isinstance(value, Tensor) and value.shape != x.shape[:1]:
+            raise ValueError(f"{name} must be a number or of shape {tuple(x.shape[:1])}, got {tuple(value.shape)}")
+    if not len(x):
+        return x  # torch refuses to interpolate no images
     angle = torch.deg2rad(torch.as_tensor(degrees, dtype=torch.float64).to(x.device)).expand(len(x))
-    cos, sin = angle.cos().float(), angle.sin().float()
+    cos, sin = (angle.cos() / size).float(), (angle.sin() / size).float()
     height, width = x.shape[-2:]
     zero = torch.zeros_like(cos)
     # From an output position to the input position it shows, both in units of half the height and half the width.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from bqn.corruptions import rotate
 
 
 def to_input(x: Tensor) -> Tensor:
@@ -72,8 +72,9 @@ def augment(
     if not 0 <= zoom < 1:
         raise ValueError(f"zoom must be at least 0 and below 1, got {zoom!r}")
     examples = len(x)
-    if (turn or zoom) and examples:  # torch refuses to turn no images
-        x = _turned(x, turn, zoom, generator)
+    if turn or zoom:
+        angle, size = 2 * torch.rand((2, examples), generator=generator, device=x.device) - 1
+        x = rotate(x, turn * angle, 1 + zoom * size)
     if shift:
         # Every placement of an image is a window of the padded one; each example picks a window, a view, and only
         # the picked ones are copied.
@@ -88,17 +89,6 @@ def augment(
         across = _inside(width, cutout, examples, generator, x.device).unsqueeze(-2)
         x = x.masked_fill((down & across).unsqueeze(1), 0)
     return x
-
-
-def _turned(x: Tensor, turn: float, zoom: float, generator: torch.Generator) -> Tensor:
-    angle, size = 2 * torch.rand((2, len(x)), generator=generator, device=x.device) - 1
-    angle, scale = angle * math.radians(turn), 1 / (1 + zoom * size)
-    along, across, none = scale * angle.cos(), scale * angle.sin(), torch.zeros_like(angle)
-    wide = x.shape[-1] / x.shape[-2]  # coordinates go from -1 to 1 in both directions
-    where = torch.stack((along, -across / wide, none, across * wide, along, none), -1).unflatten(-1, (2, 3))
-    grid = F.affine_grid(where, list(x.shape), align_corners=False)
-    between = F.grid_sample(x * 1.0, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return torch.empty_like(x).copy_(between.round_().clamp_(0, 255))
 
 
 def _inside(size: int, cutout: int, examples: int, generator: torch.Generator, device: torch.device) -> Tensor:
