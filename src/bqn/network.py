@@ -98,9 +98,10 @@ class Network(nn.Module):
         with computed_once(self):
             return combine(self._log_likelihoods(x, y, **options), self.kl(), data_size, lam)
 
-    def draw(self, generator: torch.Generator | None = None) -> Draws:
-        """Weights of one network drawn from the posterior, for `half_drawn_elbo_terms`."""
-        return draw(self.body, generator)
+    def draw(self, generator: torch.Generator | None = None, mode_share: float = 0.0) -> Draws:
+        """Weights of one network drawn from the posterior, for `half_drawn_elbo_terms`; with probability `mode_share`
+        its most probable ones."""
+        return draw(self.body, generator, mode_share)
 
     def half_drawn_elbo_terms(
         self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, draws: Draws, **options: str

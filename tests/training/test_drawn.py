@@ -40,6 +40,22 @@ def test_a_draw_and_where_its_gradient_goes() -> None:
         torch.testing.assert_close(found, expected)
 
 
+def test_the_most_probable_network_in_place_of_a_draw() -> None:
+    torch.manual_seed(0)
+    for levels in ((-1.0, 1.0), (-1.0, 0.0, 2.0)):
+        layers = nn.Sequential(*(nn.Linear(20, 20, bias=False, levels=levels) for _ in range(2)))
+        modes = [each.mode() for each in layers.modules() if isinstance(each, Posterior)]
+        generator = torch.Generator().manual_seed(1)
+        taken = 0
+        for _ in range(400):
+            weights = draw(layers, generator, mode_share=0.3).weights
+            alike = [torch.equal(weight, mode) for weight, mode in zip(weights, modes, strict=True)]
+            assert len(set(alike)) == 1, "all layers or none"
+            taken += alike[0]
+        assert 400 * 0.3 - 4 * 9.2 < taken < 400 * 0.3 + 4 * 9.2, "four standard deviations of a binomial"
+        assert all(map(torch.equal, draw(layers, generator, 1.0).weights, modes))
+
+
 def test_quantizers_pass_gradients_between_their_outer_levels() -> None:
     x = torch.tensor([-2.0, -1.5, -0.4, 0.0, 1.5, 1.6], requires_grad=True)
     y = nn.Quantize((-1.5, -0.5, 0.5, 1.5))(x)
@@ -80,15 +96,16 @@ def test_half_of_the_objective_is_that_of_a_sampled_network() -> None:
 
 
 def test_the_training_loop_uses_it() -> None:
-    config = tiny.config(epochs=1, drawn_epochs=1, batch_norm=False)
-    trainer = Trainer(build_model(config, (1, 6, 6), 3), tiny.images(40), None, config, torch.device("cpu"))
-    generators = trainer.state.generator_states()
-    found = trainer.terms(torch.arange(10))
-    trainer.state.set_generator_states(generators)
-    draws = trainer.net.draw(trainer.state.augmentation)
-    x, y = trainer.examples(torch.arange(10))
-    expected = trainer.net.half_drawn_elbo_terms(to_input(x), y, 40, config.lam, draws, bound=config.bound)
-    torch.testing.assert_close(tuple(found), tuple(expected))
+    for share in (0.0, 1.0):
+        config = tiny.config(epochs=1, drawn_epochs=1, mode_share=share, batch_norm=False)
+        trainer = Trainer(build_model(config, (1, 6, 6), 3), tiny.images(40), None, config, torch.device("cpu"))
+        generators = trainer.state.generator_states()
+        found = trainer.terms(torch.arange(10))
+        trainer.state.set_generator_states(generators)
+        draws = trainer.net.draw(trainer.state.augmentation, share)
+        x, y = trainer.examples(torch.arange(10))
+        expected = trainer.net.half_drawn_elbo_terms(to_input(x), y, 40, config.lam, draws, bound=config.bound)
+        torch.testing.assert_close(tuple(found), tuple(expected))
 
 
 def test_one_network_is_drawn_for_all_parts_of_a_batch() -> None:
@@ -186,6 +203,10 @@ def test_bad_settings() -> None:
         tiny.config(drawn_epochs=-1)
     with pytest.raises(ConfigError, match="drawn_epochs is for method bqn"):
         tiny.config(method="qnn", drawn_epochs=1)
+    with pytest.raises(ConfigError, match="mode_share must be from 0 to 1"):
+        tiny.config(drawn_epochs=1, mode_share=1.5)
+    with pytest.raises(ConfigError, match="mode_share needs steps that draw"):
+        tiny.config(mode_share=0.5)
     with pytest.raises(ConfigError, match="patience does not go with drawn_epochs"):
         tiny.config(drawn_epochs=1, patience=2)
     for count in (3, 4):

@@ -217,8 +217,11 @@ class Categorical:
 
     def mode(self) -> Tensor:
         """The most probable level; of equals the highest, in step with sign(0) = +1."""
-        scores = self._logits if self._logits is not None else self.probs
-        return self._level_tensor()[len(self._levels) - 1 - scores.detach().flip(-1).argmax(-1)]
+        scores = (self._logits if self._logits is not None else self.probs).detach()
+        levels = self._level_tensor()
+        if len(levels) == 2:  # the same without an index for each
+            return torch.where(scores[..., 1] >= scores[..., 0], levels[1], levels[0])
+        return levels[len(levels) - 1 - scores.flip(-1).argmax(-1)]
 
     def entropy(self) -> Tensor:
         """Entropy per element in nats, between 0 and log D."""

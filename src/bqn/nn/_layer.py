@@ -121,10 +121,17 @@ class Draws(NamedTuple):
     generator: torch.Generator | None = None
 
 
-def draw(module: nn.Module, generator: torch.Generator | None = None) -> Draws:
-    """Draw the weights of all posteriors below `module`, for `drawn`."""
+def draw(module: nn.Module, generator: torch.Generator | None = None, mode_share: float = 0.0) -> Draws:
+    """Draw the weights of all posteriors below `module`, for `drawn`; with probability `mode_share` take the most
+    probable ones of all instead."""
     hides = any(isinstance(child, HiddenVariableLayer) for child in module.modules())
-    weights = tuple(child.sample(generator) for child in module.modules() if isinstance(child, Posterior))
+    posteriors = [child for child in module.modules() if isinstance(child, Posterior)]
+    weights = tuple(posterior.sample(generator) for posterior in posteriors)
+    if mode_share and weights:
+        # Decided on the device, where the host cannot see it: a recorded step has no branches.
+        most_probable = torch.rand((), device=weights[0].device, generator=generator) < mode_share
+        pairs = zip(posteriors, weights, strict=True)
+        weights = tuple(torch.where(most_probable, posterior.mode(), weight) for posterior, weight in pairs)
     return Draws(weights, generator if hides else None)
 
 

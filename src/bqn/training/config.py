@@ -68,6 +68,9 @@ class TrainConfig:
         In so many epochs at the end, or in all where there are no more, half of the objective is that of a network that
         each step draws from the posterior, with straight-through gradients. Networks whose samples are far from the
         analytic pass gain by it, others little; a step takes longer. The best epoch is one of these then.
+    mode_share : float
+        In that share of such steps, chosen at random, the most probable network stands for the drawn one: it is trained
+        too, then, and not only what is drawn.
     best_by : "nll" or "error"
         What makes an epoch the best one, on validation data: its NLL, or its error (root mean squared for regression).
     patience : int or None
@@ -133,6 +136,7 @@ class TrainConfig:
     warm_up_lam: float = -1e-4
     bound: Literal["tilted", "jensen"] = "tilted"
     drawn_epochs: int = 0
+    mode_share: float = 0.0
     best_by: Literal["nll", "error"] = "nll"
     patience: int | None = None
     shift: int = 0
@@ -162,6 +166,8 @@ class TrainConfig:
         self._require_fitting_memory_options()
         if self.drawn_epochs and self.method != "bqn":
             raise ConfigError(f"drawn_epochs is for method bqn, got {self.method}")
+        if self.mode_share and not self.drawn_epochs:
+            raise ConfigError("mode_share needs steps that draw networks: set drawn_epochs above 0")
         if 0 < self.drawn_epochs < self.epochs and self.patience is not None:
             raise ConfigError("patience does not go with drawn_epochs: the best epoch is one of the last")
         if self.patience is not None and not self.validation_fraction:
@@ -347,6 +353,7 @@ _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (_positive, "positive and finite"),
     "epochs": (_positive, "at least 1"),
     "drawn_epochs": (lambda value: value >= 0, "at least 0"),
+    "mode_share": (lambda value: 0 <= value <= 1, "from 0 to 1"),
     "batch_size": (_positive, "at least 1"),
     "accumulate": (_positive, "at least 1"),
     "learning_rate": (_positive, "positive and finite"),

@@ -313,7 +313,7 @@ class Trainer:
 
     def draw(self) -> Draws | None:
         """The network that a step draws from the posterior, one for all parts of its batch; None if it draws none."""
-        return self.net.draw(self.state.augmentation) if self.draws else None
+        return self.net.draw(self.state.augmentation, self.config.mode_share) if self.draws else None
 
     def examples(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """The examples of a batch `(B,)`, augmented, and their targets."""
