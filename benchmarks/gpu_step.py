@@ -4,20 +4,20 @@
 
 Needs a CUDA device. Every row stands beside its floor and its rivals, measured in the same run:
 
-- a training step (forward, backward, Adam; without drawn networks) of the MLP, CNN and VGG at batch 100 and 512,
-  recorded as a CUDA graph: ours in TF32, in bfloat16 with plain passes, and in bfloat16 with Triton kernels where they
-  pay, as a run has it; the plain real-valued network of the same sizes with batch norm and ReLU in bfloat16, recorded
-  too; and the same network of bayesian-torch and torchbnn layers with one sample a step in bfloat16, where they are
-  installed. These are launched one by one: they copy from the host inside a step and cannot be recorded. The floor is
-  twice the plain network;
+- a training step (forward, backward, Adam) of the MLP, CNN and VGG at batch 100 and 512, recorded as a CUDA graph:
+  ours in TF32, in bfloat16 with plain passes, and in bfloat16 with Triton kernels where they pay, as a run has it,
+  without drawn networks; the plain real-valued network of the same sizes with batch norm and ReLU in bfloat16,
+  recorded too; and the same network of bayesian-torch and torchbnn layers with one sample a step in bfloat16, where
+  they are installed. These are launched one by one: they copy from the host inside a step and cannot be recorded. The
+  floor is twice the plain network;
 - eight replicas of the MLP and of the CNN side by side at batch 100, and how long 100 epochs of MNIST are by that for
   each: 600 steps an epoch, nothing else counted;
 - how long 300 epochs of CIFAR-10 are by the steps of the VGG at batch 100, 450 an epoch, and beside it what validation
   on 5,000 images after each epoch takes.
 
 What a step needs in memory is the question of `memory.py`, the products of one layer that of `pair_of_products.py`.
-With `--compile` ours in bfloat16 is measured compiled too, which takes a minute each; where the compiler was refused,
-the row says so.
+With `--compile` ours in bfloat16 is measured compiled too, at batch 100 also with a drawn network in each step, which
+takes a minute each; where the compiler was refused, the row says so.
 """
 
 from __future__ import annotations
@@ -158,16 +158,18 @@ def images(shape: tuple[int, ...], count: int = EXAMPLES) -> Split:
 
 
 class Ours(NamedTuple):
-    """How our step is made: in bfloat16 or TF32, with Triton in half precision or plain passes, compiled or not."""
+    """How our step is made: in bfloat16 or TF32, with Triton in half precision or plain passes, compiled or not, with
+    or without a drawn network."""
 
     low: bool
     kernels: bool
     compiled: bool
+    drawn: bool = False
 
 
 OURS = {
     "tf32": Ours(False, True, False), "bf16 passes": Ours(True, False, False), "bf16 kernels": Ours(True, True, False),
-    "bf16 compiled": Ours(True, True, True),
+    "bf16 compiled": Ours(True, True, True), "bf16 compiled, drawn": Ours(True, True, True, True),
 }  # fmt: skip
 
 
@@ -175,7 +177,7 @@ def trainer(model: str, batch: int, ours: Ours, seed: int = 0) -> Trainer:
     config = TrainConfig.preset({
         "model": model, "data": "cifar10" if model == "vgg" else "mnist", "device": "cuda", "batch_size": batch,
         "mixed_precision": ours.low, "validation_fraction": 0.0, "seed": seed, "compile": ours.compiled,
-        "drawn_epochs": 0,
+        "drawn_epochs": 10**6 if ours.drawn else 0,
     })  # fmt: skip
     net = build_model(config, SHAPES[model], 10)
     net.validate = False
@@ -257,11 +259,12 @@ def main() -> None:
     torch.manual_seed(0)
     print(hardware())
     forms = [name for name, ours in OURS.items() if args.compile or not ours.compiled]
-    best = [name for name in forms if OURS[name].low and OURS[name].kernels]
+    best = [name for name in forms if OURS[name].low and OURS[name].kernels and not OURS[name].drawn]
     rows: Rows = []
     for model in args.models:
         for batch in args.batches:
-            found = training_step(model, batch, forms)
+            asked = [name for name in forms if batch == 100 or not OURS[name].drawn]
+            found = training_step(model, batch, asked)
             if batch == 100:
                 found += cifar10(found) if model == "vgg" else replicas(model, best)
             rows += found

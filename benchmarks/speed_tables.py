@@ -68,6 +68,7 @@ FORMS = {
     "bf16 passes": "ours, bf16, plain passes",
     "bf16 kernels": "ours, bf16, kernels",
     "bf16 compiled": "ours, bf16, compiled",
+    "bf16 compiled, drawn": "ours, bf16, compiled, with a drawn network",
 }
 
 
@@ -109,7 +110,7 @@ def precision(rows: Rows) -> str:
 
 TABLES: dict[str, Callable[[Rows], str]] = {
     "gpu_step": steps,
-    "gpu_step_compiled": steps,
+    "gpu_step_100": steps,
     "precision": precision,
     "pair_of_products": pair,
     "memory": memory,

@@ -136,3 +136,33 @@ def test_no_benchmark_writes_its_record_in_place() -> None:
 def test_kernels_by_kind(load: Any, kernel: str, kind: str) -> None:
     load("gpu_step")
     assert load("step_profile").kind_of(kernel) == kind
+
+
+def test_a_tuning_record(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = load("tuning")
+    common = {"epochs": 1, "hidden": (8,), "lam": 0.1}
+    monkeypatch.setitem(tuning.recipes.RECIPES, "best", {"mlp": common, ("mlp", "digits"): {"lam": 0.2}})
+
+    def run(*runs: str, seed: int = 0) -> dict[str, Any]:
+        command = ["tuning.py", "--model", "mlp", "--data", "digits", "--round", "9", "--device", "cpu"]
+        command += ["--seed", str(seed), "--out", str(tmp_path), "--runs", *runs]
+        monkeypatch.setattr(sys, "argv", command)
+        tuning.main()
+        return dict(tuning.tuning.read(tmp_path / "mlp-9.json"))
+
+    first = run("plain", "other: lam=0.3, shift=1")
+    assert first["settings"] == {"epochs": 1, "hidden": [8], "lam": 0.1}
+    assert [(each["name"], each["settings"]) for each in first["runs"]] == [
+        ("plain", {"lam": 0.2}),
+        ("other", {"lam": 0.3, "shift": 1}),
+    ]
+    nll, error = first["runs"][0]["scores"]["analytic"]
+    assert 0 < nll < 5000
+    assert 0 < error < 100
+    second = run("plain", "third: lam=0.4")
+    assert [each["name"] for each in second["runs"]] == ["other", "plain", "third"], (
+        "what has the same name is replaced"
+    )
+    assert second["runs"][:2] == first["runs"][::-1], "the same seed finds the same"
+    with pytest.raises(SystemExit, match="seed 0, asked for is 1; begin a new round"):
+        run("plain", seed=1)

@@ -147,7 +147,7 @@ def test_recipe_best_is_among_the_tuning_runs() -> None:
         ("mlp-3", "fashion-mnist"): "l0.03",
         ("mlp-3", "kmnist"): "l0.1",
         ("cnn-4", "fashion-mnist"): "l0.03",
-        ("cnn-4", "kmnist"): "l0.03",
+        ("cnn-5", "kmnist"): "turned-half-mode",
         ("vgg-7", "cifar10"): "l0.01-drawn40",
     }
     for (name, data), run in chosen.items():

@@ -16,7 +16,7 @@ from bqn.zoo.build import MOST_BYTES
 from bqn.zoo.card import SCORES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MOST_BYTES_TOGETHER = 8_500_000
+MOST_BYTES_TOGETHER = 11_000_000
 BUNDLED = ("digits",)
 
 

@@ -19,7 +19,7 @@ from bqn.training import ConfigError, TrainConfig
 from bqn.training.files import parse_object, read_text
 
 _RECORDS = (
-    *("mlp-1", "mlp-2", "mlp-3", "mlp-4", "mlp-5", "mlp-6", "mlp-7", "cnn-1", "cnn-2", "cnn-3", "cnn-4"),
+    *("mlp-1", "mlp-2", "mlp-3", "mlp-4", "mlp-5", "mlp-6", "mlp-7", "cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"),
     *("vgg-1", "vgg-2", "vgg-3", "vgg-4", "vgg-5", "vgg-6", "vgg-7"),
 )
 _HEAD = ("what", "hardware", "date", "code")
@@ -117,7 +117,7 @@ def _row(run: Record, record: Record) -> list[str]:
         lam,
         tables.augmentation(config),
         f"{config.learning_rate:g}",
-        str(config.drawn_epochs),
+        f"{config.drawn_epochs}{tables.mode_share(config)}",
         *scores,
         f"{run['entropy']:.3f}",
         "–" if run["best_epoch"] is None else str(run["best_epoch"]),
