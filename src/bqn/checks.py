@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 
+def in_plain_torch() -> bool:
+    """Whether tensors hold their values: not while compiling or inside vmap."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is None
+
+
 def may_read_values(tensor: Tensor) -> bool:
     """Whether looking at values is allowed: not while compiling, capturing a CUDA graph or inside vmap."""
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
-        return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    return in_plain_torch() and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def may_look(tensor: Tensor) -> bool:

@@ -8,9 +8,9 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from bqn.beliefs import Belief, Categorical, mean_of, var_of
+from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
 from bqn.checks import may_look, may_read_values, require_finite, require_floating, require_labels, require_positive
-from bqn.propagate import cpu
+from bqn.propagate import compiled, cpu
 from bqn.softmax_integral import expected_softmax
 
 BOUNDS = ("tilted", "jensen")
@@ -51,6 +51,10 @@ class SoftmaxHead(nn.Module):
     def scale(self) -> Tensor:
         return self.log_scale.exp()
 
+    def _compiled(self, belief: Gaussian) -> bool:
+        """Whether `compiled.tilted_likelihood` can do it."""
+        return len(belief.shape) == 2 and cpu.usable(belief.mean, belief.var, self.log_scale)
+
     def _logits(self, belief: Belief) -> tuple[Tensor, Tensor | None]:
         """Mean and variance of `h / s`, each `(N, K)`."""
         if belief.dim() != 2 if isinstance(belief, Tensor) else len(belief.shape) != 2:
@@ -79,6 +83,9 @@ class SoftmaxHead(nn.Module):
         """
         if bound not in BOUNDS:
             raise ValueError(f"bound must be one of {', '.join(BOUNDS)}, got {bound!r}")
+        if bound == "tilted" and isinstance(belief, Gaussian) and self._compiled(belief):
+            require_labels(y, belief.shape[:1], belief.shape[-1], read=validate)
+            return compiled.tilted_likelihood(belief.mean, belief.var, self.log_scale, y.long().contiguous())
         mean, var = self._logits(belief)
         require_labels(y, mean.shape[:1], mean.shape[-1], read=validate)
         target = mean.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)

@@ -13,8 +13,6 @@ import bqn
 from bqn.heads import _best_tilt, _tilted, tilted_log_sum_exp
 from bqn.nn import Posterior
 from bqn.propagate import cpu
-from bqn.propagate.normalized_sign import coefficients
-from tests.propagate.test_normalized_sign import SHAPES, affine, moments, source
 
 
 def test_they_were_built() -> None:
@@ -35,17 +33,20 @@ def test_tilt_and_kl_against_float64(scale: float, count: int) -> None:
     posterior = Posterior((count,)).double()
     with torch.no_grad():
         posterior.logits.copy_(logits)
-    tilt, kl = cpu.tilt_and_kl(logits.detach())
-    expected = torch.tanh(0.5 * (posterior.logits[:, 1] - posterior.logits[:, 0]))
+    tilt, noise, kl = cpu.tilt_and_kl(logits.detach())
+    odds = posterior.logits[:, 1] - posterior.logits[:, 0]
+    expected, doubt = torch.tanh(0.5 * odds), 4 * torch.sigmoid(odds) * torch.sigmoid(-odds)
     assert_close(tilt.double(), expected.detach(), rtol=3e-7, atol=0)
+    assert_close(noise.double(), doubt.detach(), rtol=1e-5, atol=1e-37)
     assert_close(kl.double(), posterior.kl().detach(), rtol=1e-5, atol=3e-8 * count)
-    upstream = torch.randn(count)
-    got = cpu.tilt_and_kl_backward(logits.detach(), tilt, upstream, 0.3)
-    (wanted,) = torch.autograd.grad((expected * upstream).sum() + 0.3 * posterior.kl(), posterior.logits)
-    assert_close(got.double(), wanted, rtol=1e-4, atol=1e-6)
-    alone = cpu.tilt_and_kl_backward(logits.detach(), tilt, None, 0.3)
-    (wanted,) = torch.autograd.grad(0.3 * posterior.kl(), posterior.logits)
-    assert_close(alone.double(), wanted, rtol=1e-4, atol=1e-6)
+    by_tilt, by_noise = torch.randn(2, count).unbind()
+    for given in ((by_tilt, by_noise), (by_tilt, None), (None, by_noise), (None, None)):
+        value = 0.3 * posterior.kl()
+        for weight, part in zip(given, (expected, doubt), strict=True):
+            value = value + (0 if weight is None else (weight * part).sum())
+        (wanted,) = torch.autograd.grad(value, posterior.logits, retain_graph=True)
+        got = cpu.tilt_and_kl_backward(logits.detach(), tilt, *given, 0.3)
+        assert_close(got.double(), wanted, rtol=1e-4, atol=1e-6)
 
 
 def levels_and_prior(count: int) -> tuple[Tensor, Tensor]:
@@ -78,33 +79,15 @@ def test_moments_and_kl_against_float64(scale: float, count: int, depth: int) ->
         assert_close(got.double(), wanted, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, (33, 70), (3, 65, 5, 9)])
-def test_normalized_sign_against_float64(shape: tuple[int, ...]) -> None:
-    mean, var = moments(shape, torch.float32)
-    weight, bias = affine(shape[1], torch.float32)
-    wide = [tensor.double().requires_grad_() for tensor in (mean, var, weight, bias)]
-    reference = source(*wide, True)
-    centre, total = cpu.statistics(mean, var)
-    assert_close(centre.double(), reference.centre, rtol=1e-5, atol=1e-5)
-    assert_close((total + 1e-5).double(), reference.total, rtol=1e-5, atol=1e-5)
-    sign, offset = coefficients(total + 1e-5, weight, bias)
-    shift = offset - sign * centre
-    from bqn.propagate.normalized_sign import normalized_sign
-
-    expected = normalized_sign(reference)
-    assert_close(cpu.forward(mean, var, sign, shift).double(), expected, rtol=1e-5, atol=2e-6)
-    upstream = torch.randn(shape)
-    count = mean.numel() // shape[1]
-    got = cpu.backward(upstream, mean, var, sign, offset, shift, centre, total + 1e-5, count)
-    wanted = torch.autograd.grad(expected, wide[:2], upstream.double())
-    for ours, theirs in zip(got, wanted, strict=False):
-        assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+def scores(mean: Tensor, var: Tensor) -> Tensor:
+    """The mean of the sign of variables `(N,)`, as one channel of a batch norm that changes nothing."""
+    column = mean.unsqueeze(-1), var.unsqueeze(-1)
+    return cpu.normalized_sign(*column, (torch.zeros(1), torch.ones(1), None, None), False)[0][:, 0]
 
 
 def test_erf_over_its_range() -> None:
     score = torch.linspace(-12, 12, 200_001)
-    ones, zeros = torch.ones(1), torch.zeros(1)
-    got = cpu.forward(score[:, None], torch.ones_like(score)[:, None], ones, zeros)[:, 0]
+    got = scores(score, torch.ones_like(score))
     wanted = torch.erf(score.double() * 0.5**0.5)
     assert float((got.double() - wanted).abs().max()) < 4e-7
     near = score.abs() < 0.5
@@ -113,15 +96,15 @@ def test_erf_over_its_range() -> None:
 
 def test_a_nan_stays_a_nan_and_certainty_is_certain() -> None:
     nan = float("nan")
-    mean, var = torch.tensor([[nan], [1.0], [0.0], [-1.0]]), torch.tensor([[1.0], [nan], [0.0], [0.0]])
-    out = cpu.forward(mean, var, torch.ones(1), torch.zeros(1))[:, 0]
+    out = scores(torch.tensor([nan, 1.0, 0.0, -1.0]), torch.tensor([1.0, nan, 0.0, 0.0]))
     assert out[:2].isnan().all()
     assert out[2:].tolist() == [1.0, -1.0]
     mean, var, kl = cpu.moments_and_kl(torch.tensor([[0.0, nan, 1.0], [0.0, 1.0, 2.0]]), *levels_and_prior(3))
     assert torch.isnan(mean).tolist() == torch.isnan(var).tolist() == [True, False]
     assert torch.isnan(kl)
-    tilt, kl = cpu.tilt_and_kl(torch.tensor([[0.0, nan], [0.0, 1.0]]))
+    tilt, noise, kl = cpu.tilt_and_kl(torch.tensor([[0.0, nan], [0.0, 1.0]]))
     assert tilt[0].isnan()
+    assert noise[0].isnan()
     assert kl.isnan()
 
 

@@ -100,8 +100,13 @@ class Categorical:
         return cls.of_logits(logits, values)
 
     @classmethod
-    def of_logits(cls, logits: Tensor, levels: Levels, tilt: Tensor | None = None) -> Categorical:
-        """`from_logits` without checks; `tilt` is P(upper) - P(lower) of two levels, if that is known already."""
+    def of_logits(
+        cls, logits: Tensor, levels: Levels, tilt: Tensor | None = None, noise: Tensor | None = None
+    ) -> Categorical:
+        """`from_logits` without checks.
+
+        Of two levels `tilt` is P(upper) - P(lower) and `noise` the variance if they were ±1, if that is known already.
+        """
         if len(levels) == 2:
             middle, half = 0.5 * (levels[1] + levels[0]), 0.5 * (levels[1] - levels[0])
 
@@ -110,10 +115,13 @@ class Categorical:
                 return lean if middle == 0 and half == 1 else middle + half * lean
 
             def var() -> Tensor:  # accurate where 1 - tanh² would cancel
+                if noise is not None:
+                    return half**2 * noise
                 odds = logits[..., 1] - logits[..., 0]
                 return (2 * half) ** 2 * torch.sigmoid(odds) * torch.sigmoid(-odds)
 
-            return cls.of(levels, probs=lambda: torch.softmax(logits, -1), logits=logits, mean=mean, var=var)
+            doubt = noise if noise is not None and half == 1 else var
+            return cls.of(levels, probs=lambda: torch.softmax(logits, -1), logits=logits, mean=mean, var=doubt)
         return cls.of(levels, probs=lambda: torch.softmax(logits, -1), logits=logits)
 
     @classmethod
@@ -175,6 +183,11 @@ class Categorical:
         elif not isinstance(self._var, Tensor):
             self._var = self._var()
         return self._var
+
+    @property
+    def var_at_hand(self) -> bool:
+        """Whether the variance is there already, so that a formula may use it that could do without."""
+        return isinstance(self._var, Tensor)
 
     @property
     def constant_square(self) -> float | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bqn.beliefs import Belief, Categorical, opposite_pair
 from bqn.levels import BINARY, Levels, as_levels, level_tensor
-from bqn.propagate import cpu
+from bqn.propagate import compiled, cpu
 
 # The share of a weight's second moment that its mean carries at the start. Chosen by experiment: see docs/start.md.
 DEFAULT_RHO = 0.54
@@ -116,6 +116,9 @@ class Posterior(Weight):
 
     def _belief_and_kl(self) -> tuple[Categorical, Tensor]:
         if self.uniform_prior and len(self.level_values) == 2:
+            if cpu.usable(self.logits):
+                tilt, noise, divergence = compiled.tilt_and_kl(self.logits)
+                return Categorical.of_logits(self.logits, self.level_values, tilt, noise), divergence
             tilt, divergence = _TiltAndKL.apply(self.logits)  # type: ignore[no-untyped-call]
             return Categorical.of_logits(self.logits, self.level_values, tilt), divergence
         if self.common_log_prior is not None:
@@ -233,15 +236,14 @@ class _TiltAndKL(torch.autograd.Function):
     """For two levels and a uniform prior: the tilt m = P(upper) - P(lower) = tanh(o/2) of the log-odds o, and the KL.
 
     The KL of a weight is log(1 + |m|) - |o| (1 - |m|) / 2, its derivative by o is o (1 - m²) / 4. Weights are many and
-    batches small, so on a CPU the passes over the weights are a good part of a training step: there are few of them.
+    batches small, so the passes over the weights are a good part of a training step: there are few of them. On a CPU
+    `compiled.tilt_and_kl` does the same.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(logits: Tensor) -> tuple[Tensor, Tensor]:
-        if cpu.usable(logits):
-            return cpu.tilt_and_kl(logits)
         odds = logits[..., 1] - logits[..., 0]
         tilt = (0.5 * odds).tanh()
         size = tilt.abs()
@@ -258,9 +260,6 @@ class _TiltAndKL(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Tensor | None:
         logits, tilt = ctx.saved_tensors
         grad_tilt, grad_kl = grads
-        known = [tensor for tensor in grads if tensor is not None]
-        if known and cpu.usable(logits, tilt, *known):
-            return cpu.tilt_and_kl_backward(logits, tilt, grad_tilt, 0.0 if grad_kl is None else float(grad_kl))
         if grad_kl is None:
             return None if grad_tilt is None else opposite_pair(torch.ops.aten.tanh_backward(grad_tilt, tilt).mul_(0.5))
         inner = (logits[..., 1] - logits[..., 0]) * (0.25 * grad_kl)

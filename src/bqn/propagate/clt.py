@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
-from bqn.propagate import half, neighbours, products, together
+from bqn.propagate import compiled, cpu, half, neighbours, products, together
 from bqn.propagate.neighbours import Neighbours
 from bqn.propagate.products import Geometry, per_unit, product
 from bqn.propagate.windows import output_size, over_places, windows
@@ -144,9 +144,22 @@ def _moments(
         if var is not None:
             noise = noise + product(var, weight.mean.square() + weight.var, geometry)
         return product(mean, weight.mean, geometry, bias), noise + constant
+    if weight_square is not None and _compiled(x, weight, bias, geometry, centre):
+        return compiled.moments(mean, centre, weight.mean, weight.var, bias, weight_square, input_square)
     total = _constant_part(x, centre, weight, geometry, input_square, weight_square) + constant
     both: tuple[Tensor, Tensor] = _TwoProducts.apply(mean, centre, weight.mean, bias, total, geometry)  # type: ignore[no-untyped-call]
     return both
+
+
+def _compiled(
+    x: Belief, weight: Categorical, bias: Tensor | None, geometry: Geometry | None, centre: Tensor | None
+) -> bool:
+    """Whether `compiled.moments` can do it: a matrix product of inputs that are known or ±a."""
+    known = isinstance(x, Tensor) or (isinstance(x, Categorical) and x.constant_square is not None)
+    if geometry is not None or not known or not weight.var_at_hand or weight.mean.dim() != 2:
+        return False
+    mean = mean_of(x)
+    return mean.dim() == 2 and mean.shape[0] > 0 and cpu.usable(mean, centre, weight.mean, weight.var, bias)
 
 
 def _constant_part(
@@ -255,7 +268,7 @@ def _works_in_half(x: Belief, weight: Categorical, geometry: Geometry | None) ->
 
 def _output_shape(x: Belief, weight: Categorical, geometry: Geometry | None) -> torch.Size:
     if geometry is None:
-        replicas = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])
+        replicas = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2]) if len(weight.shape) > 2 else x.shape[:-2]
         return torch.Size((*replicas, x.shape[-2], weight.shape[-2]))
     sizes = zip(x.shape[2:], weight.shape[2:], geometry.stride, geometry.padding, geometry.dilation, strict=True)
     return torch.Size((x.shape[0], weight.shape[0], *(output_size(*size) for size in sizes)))

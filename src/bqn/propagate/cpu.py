@@ -1,4 +1,4 @@
-"""Compiled passes over float32 tensors on a CPU: the formulas of `normalized_sign`, of posteriors and of the softmax.
+"""Compiled passes over float32 tensors on a CPU: the formulas of `compiled`, of posteriors and of the softmax.
 
 `cpu_kernels.c` is built when the package is installed, if there is a C compiler. Without it, or for other dtypes, other
 layouts, or inside a transform or a compiler, plain torch does the same: `usable` says which. The environment variable
@@ -8,27 +8,38 @@ layouts, or inside a transform or a compiler, plain torch does the same: `usable
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from bqn.checks import may_look
+from bqn.checks import in_plain_torch
 
-_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
+_POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS = {
-    "bqn_tilt_and_kl": [_POINTER] * 3 + [_COUNT],
-    "bqn_tilt_and_kl_backward": [_POINTER] * 3 + [ctypes.c_float, _POINTER, _COUNT],
+    "bqn_tilt_and_kl": [_POINTER] * 4 + [_COUNT],
+    "bqn_tilt_and_kl_backward": [_POINTER] * 4 + [_FLOAT, _POINTER, _COUNT],
     "bqn_moments_and_kl": [_POINTER] * 3 + [_COUNT] + [_POINTER] * 3 + [_COUNT],
-    "bqn_moments_and_kl_backward": [_POINTER] * 3 + [_COUNT] + [_POINTER] * 2 + [ctypes.c_float, _POINTER, _COUNT],
+    "bqn_moments_and_kl_backward": [_POINTER] * 3 + [_COUNT] + [_POINTER] * 2 + [_FLOAT, _POINTER, _COUNT],
     "bqn_best_tilt": [_POINTER] * 4 + [_COUNT] * 2,
+    "bqn_tilted_likelihood": [_POINTER] * 9 + [_COUNT] * 2,
     "bqn_statistics": [_POINTER] * 2 + [_COUNT] * 3 + [_POINTER] * 3,
-    "bqn_normalized_sign": [_POINTER] * 5 + [_COUNT] * 3,
-    "bqn_normalized_sign_flow": [_POINTER] * 7 + [_COUNT] * 3,
-    "bqn_normalized_sign_backward": [_POINTER] * 8 + [_COUNT] * 3,
+    "bqn_normalized_sign": [_POINTER] * 9 + [_COUNT] * 3,
+    "bqn_normalized_sign_backward": [_POINTER] * 10 + [ctypes.c_double] + [_POINTER] * 5 + [_COUNT] * 3,
+    "bqn_centred_squares": [_POINTER] * 2 + [_FLOAT] * 2 + [_POINTER] * 2 + [_COUNT] * 2,
+    "bqn_centred_squares_backward": [_POINTER] * 4 + [_FLOAT] + [_POINTER] * 2 + [_COUNT] * 2,
+    "bqn_doubt": [_POINTER, _FLOAT, _FLOAT, _POINTER, _COUNT],
+    "bqn_doubt_backward": [_POINTER, _FLOAT, _FLOAT, _POINTER, _COUNT],
+    "bqn_with_noise": [_POINTER] * 2 + [_FLOAT, _POINTER, _COUNT],
+    "bqn_with_noise_backward": [_POINTER] * 2 + [_FLOAT] + [_POINTER] * 3 + [_COUNT],
+    "bqn_mean_slopes": [_POINTER] * 6 + [_COUNT] * 3,
+    "bqn_mean_slopes_backward": [_POINTER] * 10 + [_COUNT] * 3,
 }
+_RESULTS = {"bqn_tilted_likelihood": _COUNT}
 
 
 def _load() -> ctypes.CDLL | None:
@@ -40,7 +51,7 @@ def _load() -> ctypes.CDLL | None:
             library = ctypes.CDLL(os.fspath(path))
             for name, arguments in _ARGUMENTS.items():
                 function = getattr(library, name)
-                function.argtypes, function.restype = arguments, None
+                function.argtypes, function.restype = arguments, _RESULTS.get(name)
             return library
     return None
 
@@ -49,28 +60,37 @@ _library = _load()
 MOST_LEVELS = 16  # of `moments_and_kl`
 
 
-def usable(*tensors: Tensor) -> bool:
+def usable(*tensors: Tensor | None) -> bool:
     """Whether the compiled passes take these tensors: float32, contiguous, of a CPU, and free to be looked at."""
-    return _library is not None and all(
-        tensor.dtype == torch.float32 and tensor.is_contiguous() and may_look(tensor) for tensor in tensors
+    if _library is None or not in_plain_torch():
+        return False
+    return all(
+        tensor is None or (tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous())
+        for tensor in tensors
     )
 
 
-def tilt_and_kl(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """P(upper) - P(lower) for pairs of logits `(..., 2)`, and the KL from a uniform prior summed over all."""
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def tilt_and_kl(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `compiled.tilt_and_kl`."""
     assert _library is not None
-    tilt, kl = logits.new_empty(logits.shape[:-1]), torch.empty((), dtype=torch.float64)
-    _library.bqn_tilt_and_kl(logits.data_ptr(), tilt.data_ptr(), kl.data_ptr(), tilt.numel())
-    return tilt, kl.to(torch.float32)
+    tilt, noise = (logits.new_empty(logits.shape[:-1]) for _ in range(2))
+    kl = logits.new_empty(())
+    _library.bqn_tilt_and_kl(*(tensor.data_ptr() for tensor in (logits, tilt, noise, kl)), tilt.numel())
+    return tilt, noise, kl
 
 
-def tilt_and_kl_backward(logits: Tensor, tilt: Tensor, grad_tilt: Tensor | None, grad_kl: float) -> Tensor:
+def tilt_and_kl_backward(
+    logits: Tensor, tilt: Tensor, grad_tilt: Tensor | None, grad_noise: Tensor | None, grad_kl: float
+) -> Tensor:
     """The gradient by the logits."""
     assert _library is not None
     grad = torch.empty_like(logits)
-    pointer = None if grad_tilt is None else grad_tilt.data_ptr()
     _library.bqn_tilt_and_kl_backward(
-        logits.data_ptr(), tilt.data_ptr(), pointer, grad_kl, grad.data_ptr(), tilt.numel()
+        *map(_pointer, (logits, tilt, grad_tilt, grad_noise)), grad_kl, grad.data_ptr(), tilt.numel()
     )
     return grad
 
@@ -110,9 +130,24 @@ def best_tilt(mean: Tensor, var: Tensor) -> Tensor:
     return out
 
 
+def tilted_likelihood(mean: Tensor, var: Tensor, log_scale: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    """As `compiled.tilted_likelihood`, with the derivatives of each row by mean, var and log s."""
+    assert _library is not None
+    rows, classes = mean.shape
+    value, by_scale = mean.new_empty(2, rows).unbind()
+    by_mean, by_var = torch.empty_like(mean), torch.empty_like(var)
+    work = torch.empty(6, classes, dtype=torch.float64)
+    tensors = (mean, var, log_scale, labels, work, value, by_mean, by_var, by_scale)
+    done = _library.bqn_tilted_likelihood(*(tensor.data_ptr() for tensor in tensors), rows, classes)
+    if done < rows:
+        raise IndexError(f"y must hold labels from 0 to {classes - 1}, got {int(labels[done])}")
+    return value, by_mean, by_var, by_scale
+
+
 def _sizes(tensor: Tensor) -> tuple[int, int, int]:
     """Outer, channels and inner sizes of `(N, C, ...)`."""
-    return tensor.shape[0], tensor.shape[1], tensor[0, 0].numel()
+    outer, channels, *inner = tensor.shape
+    return outer, channels, math.prod(inner)
 
 
 def statistics(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,31 +162,115 @@ def statistics(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     return centre, total
 
 
-def forward(mean: Tensor, var: Tensor, sign: Tensor, shift: Tensor) -> Tensor:
-    """erf(z / √2) with z = (sign · mean + shift) / √var; `sign` and `shift` are `(C,)`."""
+Channels: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # centre, total, weight and bias, each `(C,)`
+
+
+def normalized_sign(mean: Tensor, var: Tensor, channels: Channels, with_slope: bool) -> tuple[Tensor, Tensor | None]:
+    """erf(z / √2), with z as in `normalized_sign`, and if asked for its slope by the mean."""
+    assert _library is not None
+    out, slope = torch.empty_like(mean), torch.empty_like(mean) if with_slope else None
+    work = mean.new_empty(2, mean.shape[1])
+    _library.bqn_normalized_sign(*map(_pointer, (mean, var, *channels, work, out, slope)), *_sizes(mean))
+    return out, slope
+
+
+def normalized_sign_backward(
+    grad: Tensor, by_slope: Tensor | None, mean: Tensor, var: Tensor, channels: Channels, count: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients by mean and var, the sum A per channel, and gradients by weight and bias."""
+    assert _library is not None
+    grad_mean, grad_var = torch.empty_like(mean), torch.empty_like(var)
+    sums, work = torch.empty(mean.shape[1], dtype=torch.float64), mean.new_empty(4, mean.shape[1])
+    pull, *by_affine = mean.new_empty(3 if channels[2] is not None else 1, mean.shape[1]).unbind()
+    by_weight, by_bias = by_affine or (None, None)
+    _library.bqn_normalized_sign_backward(
+        *map(_pointer, (grad, by_slope, mean, var, *channels, sums, work)), count,
+        *map(_pointer, (grad_mean, grad_var, pull, by_weight, by_bias)), *_sizes(mean),
+    )  # fmt: skip
+    return grad_mean, grad_var, pull, by_weight, by_bias
+
+
+def centred_squares(
+    x: Tensor, centre: Tensor | None, square: float | None, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """(x - centre)² for `x` `(N, I)`, and `scale` Σ (square - x²) per row `(N, 1)`, if there is a square."""
+    assert _library is not None
+    squares, total = torch.empty_like(x), None if square is None else x.new_empty(x.shape[0], 1)
+    _library.bqn_centred_squares(
+        x.data_ptr(), _pointer(centre), square or 0.0, scale, squares.data_ptr(), _pointer(total), *x.shape
+    )
+    return squares, total
+
+
+def centred_squares_backward(
+    x: Tensor, centre: Tensor | None, by_squares: Tensor, by_total: Tensor | None, scale: float, by_x: Tensor
+) -> Tensor | None:
+    """Adds the gradient by x to `by_x`, in place, and returns that by the centre."""
+    assert _library is not None
+    by_centre = None if centre is None else torch.empty_like(centre)
+    _library.bqn_centred_squares_backward(
+        *map(_pointer, (x, centre, by_squares, by_total)), scale, by_x.data_ptr(), _pointer(by_centre), *x.shape
+    )
+    return by_centre
+
+
+def doubt(mean: Tensor, low: float, high: float) -> Tensor:
+    """The variance of what lies on two levels, from its mean."""
     assert _library is not None
     out = torch.empty_like(mean)
-    _library.bqn_normalized_sign(
-        mean.data_ptr(), var.data_ptr(), sign.data_ptr(), shift.data_ptr(), out.data_ptr(), *_sizes(mean)
-    )
+    _library.bqn_doubt(mean.data_ptr(), low, high, out.data_ptr(), mean.numel())
     return out
 
 
-def backward(
-    grad: Tensor, mean: Tensor, var: Tensor, sign: Tensor, offset: Tensor, shift: Tensor, centre: Tensor,
-    total: Tensor, count: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients by mean and var, and the sum A per channel."""
+def doubt_backward_(mean: Tensor, low: float, high: float, grad: Tensor) -> Tensor:
+    """Its gradient, written in place of that by the variance."""
     assert _library is not None
-    flow, grad_var = torch.empty_like(mean), torch.empty_like(var)
-    pull = torch.empty(mean.shape[1], dtype=torch.float64)
-    _library.bqn_normalized_sign_flow(
-        *(tensor.data_ptr() for tensor in (grad, mean, var, sign, shift, flow, pull)), *_sizes(mean)
+    _library.bqn_doubt_backward(mean.data_ptr(), low, high, grad.data_ptr(), mean.numel())
+    return grad
+
+
+def with_noise(var: Tensor, noise: Tensor, share: float) -> Tensor:
+    """`var + noise`, but no less than `share` of `var`."""
+    assert _library is not None
+    out = torch.empty_like(var)
+    _library.bqn_with_noise(var.data_ptr(), noise.data_ptr(), share, out.data_ptr(), var.numel())
+    return out
+
+
+def with_noise_backward(var: Tensor, noise: Tensor, share: float, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients by var and noise."""
+    assert _library is not None
+    by_var, by_noise = torch.empty_like(var), torch.empty_like(noise)
+    _library.bqn_with_noise_backward(
+        var.data_ptr(),
+        noise.data_ptr(),
+        share,
+        *(tensor.data_ptr() for tensor in (grad, by_var, by_noise)),
+        var.numel(),
     )
-    pull = pull.to(mean.dtype)
-    slope = torch.where(sign != 0, pull * offset, 0) / (total * count)
-    constant = -sign * pull / count - slope * centre
-    _library.bqn_normalized_sign_backward(
-        *(tensor.data_ptr() for tensor in (flow, mean, var, sign, shift, constant, slope, grad_var)), *_sizes(mean)
-    )
-    return flow, grad_var, pull
+    return by_var, by_noise
+
+
+def mean_slopes(slope: Tensor, outer: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Means of slopes `(N, units)`; sums of |slope|, behind them that of |mean|, `(N + 1,)`; weights `(outputs, units)`
+    times the means, and their squares."""
+    assert _library is not None
+    rows, units = slope.shape
+    means, sizes = slope.new_empty(units), slope.new_empty(rows + 1)
+    scaled, squares = torch.empty_like(outer), torch.empty_like(outer)
+    tensors = (slope, outer, means, sizes, scaled, squares)
+    _library.bqn_mean_slopes(*(tensor.data_ptr() for tensor in tensors), rows, units, outer.shape[0])
+    return means, sizes, scaled, squares
+
+
+def mean_slopes_backward(
+    slope: Tensor, outer: Tensor, means: Tensor, sizes: Tensor, scaled: Tensor, by_scaled: Tensor, by_squares: Tensor,
+    by_share: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients by weights and slopes; the former takes the place of `by_scaled`."""
+    assert _library is not None
+    rows, units = slope.shape
+    by_slope, work = torch.empty_like(slope), torch.empty_like(means)
+    tensors = (slope, outer, means, sizes, scaled, by_squares, by_share, work, by_scaled, by_slope)
+    _library.bqn_mean_slopes_backward(*(tensor.data_ptr() for tensor in tensors), rows, units, outer.shape[0])
+    return by_scaled, by_slope

@@ -26,6 +26,8 @@
 #endif
 
 static const float SURE = 40.0f;
+static const double EASY_UP_TO = 4.0; /* as in `heads` */
+static const float TINY = 1.1754944e-38f; /* the smallest normal float */
 static const float FLOOR = 1.0842022e-19f; /* the square root of the smallest normal float */
 
 /* `yes` or `no`, both computed, without a branch: a branch would keep the compiler from using vectors. */
@@ -75,7 +77,9 @@ static INLINE inline float erf_of_score(float score)
     return copysignf(pick(x < 0.5f, near, far), score);
 }
 
-EXPORT CLONES void bqn_tilt_and_kl(const float *logits, float *tilt, double *kl, int64_t count)
+/* The tilt m = tanh(o / 2) of pairs of logits with log-odds o, the noise 1 - m², and the KL from even odds summed over all.
+ * Divisions are what takes longest here, so there is one: with e = exp(-|o|), m (1 + e) is 1 - e. */
+EXPORT CLONES void bqn_tilt_and_kl(const float *logits, float *tilt, float *noise, float *kl, int64_t count)
 {
     double total = 0.0;
     for (int64_t begin = 0; begin < count; begin += 4096) {
@@ -86,43 +90,52 @@ EXPORT CLONES void bqn_tilt_and_kl(const float *logits, float *tilt, double *kl,
             float odds = logits[2 * i + 1] - logits[2 * i];
             float size = fabsf(odds), half = 0.5f * size, y = half * half;
             float e = exp_negative(-size);
-            float far = (1.0f - e) / (1.0f + e);
+            float both = 1.0f / ((1.0f + e) * (3.0f + e));
+            float inverse = (3.0f + e) * both;
             float near = half * (1.0f + y * (-0.333333333f + y * (0.133333333f + y * (-0.053968254f + y * 0.021869489f))));
-            float m = pick(size < 0.6f, near, far);
-            float s = m / (2.0f + m), q = s * s;
+            float m = pick(size < 0.6f, near, (1.0f - e) * inverse);
+            float s = m * (1.0f + e) * ((1.0f + e) * both), q = s * s; /* m / (2 + m) */
             float log1p = s * (2.0f + q * (0.666666667f + q * (0.4f + q * (0.285714286f + q * (0.222222222f + q * (0.181818182f +
                           q * 0.153846154f))))));
-            float rest = pick(size < 0.6f, 1.0f - m, 2.0f * e / (1.0f + e));
+            float rest = pick(size < 0.6f, 1.0f - m, 2.0f * e * inverse);
             sum += log1p - half * rest;
             tilt[i] = copysignf(m, odds);
+            noise[i] = 4.0f * e * inverse * inverse;
         }
         total += (double)sum;
     }
-    *kl = total;
+    *kl = (float)total;
 }
 
-/* The gradient by pairs of logits; grad_tilt may be missing. */
-EXPORT CLONES void bqn_tilt_and_kl_backward(const float *logits, const float *tilt, const float *grad_tilt, float grad_kl,
-                                            float *grad_logits, int64_t count)
+static INLINE inline void tilt_and_kl_backward(const float *logits, const float *tilt, const float *grad_tilt,
+                                               const float *grad_noise, float grad_kl, float *grad_logits, int64_t count)
 {
     float quarter = 0.25f * grad_kl;
-    if (grad_tilt) {
-#pragma omp simd
-        for (int64_t i = 0; i < count; i++) {
-            float odds = logits[2 * i + 1] - logits[2 * i];
-            float g = (1.0f - tilt[i] * tilt[i]) * (0.5f * grad_tilt[i] + quarter * odds);
-            grad_logits[2 * i] = -g;
-            grad_logits[2 * i + 1] = g;
-        }
-        return;
-    }
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
-        float odds = logits[2 * i + 1] - logits[2 * i];
-        float g = (1.0f - tilt[i] * tilt[i]) * (quarter * odds);
+        float m = tilt[i], by_odds = quarter * (logits[2 * i + 1] - logits[2 * i]);
+        if (grad_tilt)
+            by_odds += 0.5f * grad_tilt[i];
+        if (grad_noise)
+            by_odds -= m * grad_noise[i];
+        float g = (1.0f - m * m) * by_odds;
         grad_logits[2 * i] = -g;
         grad_logits[2 * i + 1] = g;
     }
+}
+
+/* The gradient by pairs of logits; grad_tilt and grad_noise may be missing. */
+EXPORT CLONES void bqn_tilt_and_kl_backward(const float *logits, const float *tilt, const float *grad_tilt,
+                                            const float *grad_noise, float grad_kl, float *grad_logits, int64_t count)
+{
+    if (grad_tilt && grad_noise)
+        tilt_and_kl_backward(logits, tilt, grad_tilt, grad_noise, grad_kl, grad_logits, count);
+    else if (grad_tilt)
+        tilt_and_kl_backward(logits, tilt, grad_tilt, NULL, grad_kl, grad_logits, count);
+    else if (grad_noise)
+        tilt_and_kl_backward(logits, tilt, NULL, grad_noise, grad_kl, grad_logits, count);
+    else
+        tilt_and_kl_backward(logits, tilt, NULL, NULL, grad_kl, grad_logits, count);
 }
 
 /* log(x) for x >= 1, to about one unit in the last place. */
@@ -251,10 +264,11 @@ static INLINE inline float score_of(float mean, float var, float sign, float shi
     return pick(var <= FLOOR, certain, score);
 }
 
-static INLINE inline float flow_of(float grad, float score, float var)
+/* sqrt(2/pi) exp(-z²/2) / sqrt(v): the slope of the mean of a sign by the mean of what it is taken of. */
+static INLINE inline float slope_of(float score, float var)
 {
-    float flow = grad * 0.79788456f * exp_negative(-0.5f * score * score) / sqrtf(pick(var <= FLOOR, FLOOR, var));
-    return pick(fabsf(score) >= SURE, 0.0f, flow);
+    float slope = 0.79788456f * exp_negative(-0.5f * score * score) / sqrtf(pick(var <= FLOOR, FLOOR, var));
+    return pick(fabsf(score) >= SURE, 0.0f, slope);
 }
 
 /* Activations are (outer, channels, inner) in memory. Statistics per channel: the mean, and the variance of the mean plus
@@ -299,86 +313,296 @@ EXPORT CLONES void bqn_statistics(const float *mean, const float *var, int64_t o
     }
 }
 
-EXPORT CLONES void bqn_normalized_sign(const float *mean, const float *var, const float *sign, const float *shift, float *out,
+/* sgn(γ) and k - sgn(γ) μ per channel, see `normalized_sign.coefficients`; weight and bias may be missing. */
+static INLINE inline float offset_of(const float *total, const float *weight, const float *bias, int64_t c)
+{
+    float size = weight ? fabsf(weight[c]) : 1.0f, shift = bias ? bias[c] : 0.0f;
+    if (size == 0.0f)
+        return shift >= 0.0f ? INFINITY : -INFINITY;
+    return shift * sqrtf(total[c]) / size;
+}
+
+static INLINE inline void coefficients(const float *centre, const float *total, const float *weight, const float *bias,
+                                       float *sign, float *shift, int64_t channels)
+{
+    for (int64_t c = 0; c < channels; c++) {
+        sign[c] = weight ? (float)((weight[c] > 0.0f) - (weight[c] < 0.0f)) : 1.0f;
+        shift[c] = offset_of(total, weight, bias, c) - sign[c] * centre[c];
+    }
+}
+
+/* A row of channels has coefficients side by side, the places of a channel have the same: `step` is one or zero. */
+static INLINE inline void sign_of_span(const float *mean, const float *var, const float *sign, const float *shift, int64_t step,
+                                       float *out, float *slope, int64_t count)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        float score = score_of(mean[i], var[i], sign[i * step], shift[i * step]);
+        out[i] = erf_of_score(score);
+        if (slope)
+            slope[i] = sign[i * step] * slope_of(score, var[i]);
+    }
+}
+
+/* The mean of the sign behind batch norm and, if asked for, its slope by the mean in front of both. `work` holds two rows. */
+EXPORT CLONES void bqn_normalized_sign(const float *mean, const float *var, const float *centre, const float *total,
+                                       const float *weight, const float *bias, float *work, float *out, float *slope,
                                        int64_t outer, int64_t channels, int64_t inner)
 {
+    float *sign = work, *shift = work + channels;
+    coefficients(centre, total, weight, bias, sign, shift, channels);
     for (int64_t n = 0; n < outer; n++) {
+        int64_t at = n * channels * inner;
+        if (inner == 1 && slope)
+            sign_of_span(mean + at, var + at, sign, shift, 1, out + at, slope + at, channels);
+        else if (inner == 1)
+            sign_of_span(mean + at, var + at, sign, shift, 1, out + at, NULL, channels);
+        else
+            for (int64_t c = 0; c < channels; c++, at += inner)
+                sign_of_span(mean + at, var + at, sign + c, shift + c, 0, out + at, slope ? slope + at : NULL, inner);
+    }
+}
+
+/* ∂L/∂z / sqrt v into `flow`, and what flows to var by itself. */
+static INLINE inline void flow_of_span(const float *grad, const float *by_slope, const float *mean, const float *var,
+                                       const float *sign, const float *shift, int64_t step, float *flow, float *grad_var,
+                                       int64_t count)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        float score = score_of(mean[i], var[i], sign[i * step], shift[i * step]);
+        float inverse = 1.0f / sqrtf(pick(var[i] <= FLOOR, FLOOR, var[i]));
+        float slope = slope_of(score, var[i]), f = slope * grad[i], own = 0.0f;
+        if (by_slope) {
+            own = by_slope[i] * sign[i * step] * slope * inverse;
+            f -= own * score;
+        }
+        flow[i] = f;
+        grad_var[i] = -0.5f * inverse * (f * score + own);
+    }
+}
+
+/* Gradients by mean and var, per channel by weight and bias, and the sum A of the flow; `count` is the n of the statistics,
+ * infinite where these are constants. by_slope and grad_weight may be missing. `work` holds four rows. */
+EXPORT CLONES void bqn_normalized_sign_backward(const float *grad, const float *by_slope, const float *mean, const float *var,
+                                                const float *centre, const float *total, const float *weight, const float *bias,
+                                                double *pulls, float *work, double count, float *grad_mean, float *grad_var,
+                                                float *pull, float *grad_weight, float *grad_bias, int64_t outer,
+                                                int64_t channels, int64_t inner)
+{
+    float *sign = work, *shift = work + channels, *rate = work + 2 * channels, *fixed = work + 3 * channels;
+    coefficients(centre, total, weight, bias, sign, shift, channels);
+    memset(pulls, 0, (size_t)channels * sizeof *pulls);
+    for (int64_t n = 0; n < outer; n++) {
+        int64_t at = n * channels * inner;
         if (inner == 1) {
-            int64_t at = n * channels;
+            const float *flow = grad_mean + at;
+            if (by_slope)
+                flow_of_span(grad + at, by_slope + at, mean + at, var + at, sign, shift, 1, grad_mean + at, grad_var + at, channels);
+            else
+                flow_of_span(grad + at, NULL, mean + at, var + at, sign, shift, 1, grad_mean + at, grad_var + at, channels);
 #pragma omp simd
             for (int64_t c = 0; c < channels; c++)
-                out[at + c] = erf_of_score(score_of(mean[at + c], var[at + c], sign[c], shift[c]));
+                pulls[c] += (double)flow[c];
             continue;
         }
-        for (int64_t c = 0; c < channels; c++) {
-            int64_t at = (n * channels + c) * inner;
-            float a = sign[c], b = shift[c];
-#pragma omp simd
-            for (int64_t i = 0; i < inner; i++)
-                out[at + i] = erf_of_score(score_of(mean[at + i], var[at + i], a, b));
-        }
-    }
-}
-
-/* First pass of backward: g e / sqrt v into `flow`, and its sum per channel into `pull`. */
-EXPORT CLONES void bqn_normalized_sign_flow(const float *grad, const float *mean, const float *var, const float *sign,
-                                            const float *shift, float *flow, double *pull, int64_t outer, int64_t channels,
-                                            int64_t inner)
-{
-    memset(pull, 0, (size_t)channels * sizeof *pull);
-    for (int64_t n = 0; n < outer; n++) {
-        if (inner == 1) {
-            int64_t at = n * channels;
-#pragma omp simd
-            for (int64_t c = 0; c < channels; c++) {
-                float f = flow_of(grad[at + c], score_of(mean[at + c], var[at + c], sign[c], shift[c]), var[at + c]);
-                flow[at + c] = f;
-                pull[c] += (double)f;
-            }
-            continue;
-        }
-        for (int64_t c = 0; c < channels; c++) {
-            int64_t at = (n * channels + c) * inner;
-            float a = sign[c], b = shift[c], sum = 0.0f;
+        for (int64_t c = 0; c < channels; c++, at += inner) {
+            const float *flow = grad_mean + at;
+            float sum = 0.0f;
+            flow_of_span(grad + at, by_slope ? by_slope + at : NULL, mean + at, var + at, sign + c, shift + c, 0,
+                         grad_mean + at, grad_var + at, inner);
 #pragma omp simd reduction(+ : sum)
-            for (int64_t i = 0; i < inner; i++) {
-                float f = flow_of(grad[at + i], score_of(mean[at + i], var[at + i], a, b), var[at + i]);
-                flow[at + i] = f;
-                sum += f;
+            for (int64_t i = 0; i < inner; i++)
+                sum += flow[i];
+            pulls[c] += (double)sum;
+        }
+    }
+    for (int64_t c = 0; c < channels; c++) {
+        float offset = offset_of(total, weight, bias, c), each = 1.0f / (float)count;
+        pull[c] = (float)pulls[c];
+        rate[c] = sign[c] == 0.0f ? 0.0f : pull[c] * offset * each / total[c];
+        fixed[c] = -sign[c] * pull[c] * each - rate[c] * centre[c];
+        if (grad_weight) {
+            grad_weight[c] = weight[c] == 0.0f ? 0.0f : -pull[c] * offset / weight[c];
+            grad_bias[c] = weight[c] == 0.0f ? 0.0f : pull[c] * sqrtf(total[c]) / fabsf(weight[c]);
+        }
+    }
+    for (int64_t n = 0; n < outer; n++) {
+        int64_t at = n * channels * inner;
+        if (inner == 1) {
+#pragma omp simd
+            for (int64_t c = 0; c < channels; c++) {
+                grad_mean[at + c] = grad_mean[at + c] * sign[c] + mean[at + c] * rate[c] + fixed[c];
+                grad_var[at + c] += 0.5f * rate[c];
             }
-            pull[c] += (double)sum;
+            continue;
+        }
+        for (int64_t c = 0; c < channels; c++, at += inner) {
+            float a = sign[c], b = rate[c], d = fixed[c];
+#pragma omp simd
+            for (int64_t i = 0; i < inner; i++) {
+                grad_mean[at + i] = grad_mean[at + i] * a + mean[at + i] * b + d;
+                grad_var[at + i] += 0.5f * b;
+            }
         }
     }
 }
 
-/* Second pass: from the flow to the gradients by mean (in place of the flow) and by var. */
-EXPORT CLONES void bqn_normalized_sign_backward(float *flow, const float *mean, const float *var, const float *sign,
-                                                const float *shift, const float *constant, const float *slope,
-                                                float *grad_var, int64_t outer, int64_t channels, int64_t inner)
+/* What meets the noise of weights in a product, (x - c)², and for inputs of square `square` the sum over a row of their
+ * variances, times `scale`. The centre may be missing, and so may `total`, where inputs are known. */
+EXPORT CLONES void bqn_centred_squares(const float *x, const float *centre, float square, float scale, float *squares,
+                                       float *total, int64_t rows, int64_t columns)
 {
-    for (int64_t n = 0; n < outer; n++) {
-        if (inner == 1) {
-            int64_t at = n * channels;
-#pragma omp simd
-            for (int64_t c = 0; c < channels; c++) {
-                float m = mean[at + c], v = var[at + c], f = flow[at + c];
-                float score = score_of(m, v, sign[c], shift[c]);
-                grad_var[at + c] = -0.5f * f * score / sqrtf(pick(v <= FLOOR, FLOOR, v)) + 0.5f * slope[c];
-                flow[at + c] = f * sign[c] + m * slope[c] + constant[c];
+    for (int64_t n = 0; n < rows; n++, x += columns, squares += columns) {
+        float sum = 0.0f;
+        if (centre) {
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < columns; i++) {
+                float d = x[i] - centre[i];
+                squares[i] = d * d;
+                sum += square - x[i] * x[i];
             }
-            continue;
-        }
-        for (int64_t c = 0; c < channels; c++) {
-            int64_t at = (n * channels + c) * inner;
-            float a = sign[c], b = shift[c], rate = slope[c], fixed = constant[c];
-#pragma omp simd
-            for (int64_t i = 0; i < inner; i++) {
-                float m = mean[at + i], v = var[at + i], f = flow[at + i];
-                float score = score_of(m, v, a, b);
-                grad_var[at + i] = -0.5f * f * score / sqrtf(pick(v <= FLOOR, FLOOR, v)) + 0.5f * rate;
-                flow[at + i] = f * a + m * rate + fixed;
+        } else {
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < columns; i++) {
+                squares[i] = x[i] * x[i];
+                sum += square - x[i] * x[i];
             }
         }
+        if (total)
+            total[n] = sum < 0.0f ? 0.0f : scale * sum; /* a rounded mean may lie a hair outside */
+    }
+}
+
+/* The gradient of that by x, added to what is there, and by the centre. `by_squares` is the gradient by the squares, and
+ * `pull` that by the total of each row; it may be missing, and so may both of the centre. */
+EXPORT CLONES void bqn_centred_squares_backward(const float *x, const float *centre, const float *by_squares, const float *pull,
+                                                float scale, float *by_x, float *by_centre, int64_t rows, int64_t columns)
+{
+    if (by_centre)
+        memset(by_centre, 0, (size_t)columns * sizeof *by_centre);
+    for (int64_t n = 0; n < rows; n++, x += columns, by_squares += columns, by_x += columns) {
+        float twice = pull ? 2.0f * scale * pull[n] : 0.0f;
+        if (centre) {
+#pragma omp simd
+            for (int64_t i = 0; i < columns; i++) {
+                float through = 2.0f * (x[i] - centre[i]) * by_squares[i];
+                by_centre[i] -= through;
+                by_x[i] += through - twice * x[i];
+            }
+        } else {
+#pragma omp simd
+            for (int64_t i = 0; i < columns; i++)
+                by_x[i] += x[i] * (2.0f * by_squares[i] - twice);
+        }
+    }
+}
+
+/* The variance of what lies on two levels, from its mean. */
+EXPORT CLONES void bqn_doubt(const float *mean, float low, float high, float *out, int64_t count)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        float doubt = (high - mean[i]) * (mean[i] - low);
+        out[i] = pick(doubt < 0.0f, 0.0f, doubt);
+    }
+}
+
+/* Its gradient, in place of that by the variance. */
+EXPORT CLONES void bqn_doubt_backward(const float *mean, float low, float high, float *grad, int64_t count)
+{
+    float sum = low + high;
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++)
+        grad[i] *= sum - 2.0f * mean[i];
+}
+
+/* A variance with what it gains by common noise, of which `share` of it is left at least. */
+EXPORT CLONES void bqn_with_noise(const float *var, const float *noise, float share, float *out, int64_t count)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        float sum = var[i] + noise[i], least = share * var[i];
+        out[i] = pick(sum < least, least, sum);
+    }
+}
+
+EXPORT CLONES void bqn_with_noise_backward(const float *var, const float *noise, float share, const float *grad, float *by_var,
+                                           float *by_noise, int64_t count)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        int above = var[i] + noise[i] >= share * var[i];
+        by_var[i] = pick(above, grad[i], share * grad[i]);
+        by_noise[i] = pick(above, grad[i], 0.0f);
+    }
+}
+
+/* Means of the slopes over the batch, the weights times these and their squares, and how large the slopes of each example
+ * are beside the means: `units.py` says what for. `sizes` are sums of |slope|, and behind them that of |mean|. */
+EXPORT CLONES void bqn_mean_slopes(const float *slope, const float *outer, float *means, float *sizes, float *scaled,
+                                   float *squares, int64_t rows, int64_t units, int64_t outputs)
+{
+    float each = 1.0f / (float)rows, whole = 0.0f;
+    memset(means, 0, (size_t)units * sizeof *means);
+    for (int64_t n = 0; n < rows; n++, slope += units) {
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t u = 0; u < units; u++) {
+            means[u] += slope[u];
+            sum += fabsf(slope[u]);
+        }
+        sizes[n] = sum;
+    }
+#pragma omp simd reduction(+ : whole)
+    for (int64_t u = 0; u < units; u++) {
+        means[u] *= each;
+        whole += fabsf(means[u]);
+    }
+    sizes[rows] = whole;
+    for (int64_t k = 0; k < outputs; k++, outer += units, scaled += units, squares += units) {
+#pragma omp simd
+        for (int64_t u = 0; u < units; u++) {
+            scaled[u] = outer[u] * means[u];
+            squares[u] = scaled[u] * scaled[u];
+        }
+    }
+}
+
+static INLINE inline float sign_of(float x)
+{
+    return pick(x == 0.0f, 0.0f, copysignf(1.0f, x));
+}
+
+/* From the gradients by the scaled weights and by their squares and by the share of each example to those by weights and
+ * slopes. `by_scaled` becomes the gradient by the weights. `work` holds a row of units. */
+EXPORT CLONES void bqn_mean_slopes_backward(const float *slope, const float *outer, const float *means, const float *sizes,
+                                            const float *scaled, const float *by_squares, const float *by_share, float *work,
+                                            float *by_scaled, float *by_slope, int64_t rows, int64_t units, int64_t outputs)
+{
+    float whole = sizes[rows], by_whole = 0.0f, each = 1.0f / (float)rows;
+    float inverse = whole >= TINY ? 1.0f / whole : 0.0f;
+    for (int64_t n = 0; n < rows; n++) {
+        float share = sizes[n] * inverse;
+        by_whole -= 2.0f * by_share[n] * share * share * inverse;
+    }
+    memset(work, 0, (size_t)units * sizeof *work);
+    for (int64_t k = 0; k < outputs; k++, outer += units, scaled += units, by_scaled += units, by_squares += units) {
+#pragma omp simd
+        for (int64_t u = 0; u < units; u++) {
+            float by = by_scaled[u] + 2.0f * scaled[u] * by_squares[u];
+            work[u] += by * outer[u];
+            by_scaled[u] = by * means[u];
+        }
+    }
+#pragma omp simd
+    for (int64_t u = 0; u < units; u++)
+        work[u] = each * (work[u] + by_whole * sign_of(means[u]));
+    for (int64_t n = 0; n < rows; n++, slope += units, by_slope += units) {
+        float by_size = 2.0f * by_share[n] * sizes[n] * inverse * inverse;
+#pragma omp simd
+        for (int64_t u = 0; u < units; u++)
+            by_slope[u] = work[u] + by_size * sign_of(slope[u]);
     }
 }
 
@@ -419,65 +643,102 @@ static void level_tilt(const float *mean, const float *var, double *tilt, int64_
     }
 }
 
-/* For each row the tilt with the lowest bound: `heads.tilted_log_sum_exp` says of what. Newton steps, whose Hessian is
- * diagonal plus rank one, that accept no worse point, from the best of three starts. `work` holds five rows. */
-EXPORT void bqn_best_tilt(const float *mean, const float *var, float *out, double *work, int64_t rows, int64_t classes)
+/* The tilt of a row with the lowest bound, into `work`, and the softmax of its exponents behind it; the bound is returned.
+ * `heads.tilted_log_sum_exp` says of what. Newton steps, whose Hessian is diagonal plus rank one, that accept no worse
+ * point, from the softmax of the means or the best of three starts. `work` holds five rows. */
+static double best_tilt(const float *mean, const float *var, double *work, int64_t classes)
 {
     double *tilt = work, *probs = work + classes, *other = work + 2 * classes, *spare = work + 3 * classes,
            *step = work + 4 * classes;
-    for (int64_t row = 0; row < rows; row++, mean += classes, var += classes, out += classes) {
-        for (int64_t k = 0; k < classes; k++)
-            tilt[k] = 0.0;
-        double value = tilted(mean, var, tilt, probs, classes);
-        for (int start = 0; start < 2; start++) {
-            if (start == 0) {
-                double top = -INFINITY, total = 0.0;
-                for (int64_t k = 0; k < classes; k++)
-                    top = mean[k] > top ? mean[k] : top;
-                for (int64_t k = 0; k < classes; k++)
-                    total += other[k] = exp(mean[k] - top);
-                for (int64_t k = 0; k < classes; k++)
-                    other[k] /= total;
-            } else {
-                level_tilt(mean, var, other, classes);
-            }
+    double top = -INFINITY, total = 0.0, doubt = 0.0;
+    for (int64_t k = 0; k < classes; k++) {
+        top = mean[k] > top ? mean[k] : top;
+        doubt = var[k] > doubt ? var[k] : doubt;
+    }
+    for (int64_t k = 0; k < classes; k++)
+        total += tilt[k] = exp(mean[k] - top);
+    for (int64_t k = 0; k < classes; k++)
+        tilt[k] /= total;
+    double value = tilted(mean, var, tilt, probs, classes);
+    /* The bound is convex in the tilt: a better start only spares steps, and where variances are small there are few. */
+    for (int start = 0; start < 2 && doubt > EASY_UP_TO; start++) {
+        if (start == 0)
+            memset(other, 0, sizeof(double) * (size_t)classes);
+        else
+            level_tilt(mean, var, other, classes);
+        double reached = tilted(mean, var, other, spare, classes);
+        if (reached < value) {
+            value = reached;
+            memcpy(tilt, other, sizeof(double) * (size_t)classes);
+            memcpy(probs, spare, sizeof(double) * (size_t)classes);
+        }
+    }
+    for (int pass = 0; pass < 20; pass++) {
+        double pull = 0.0, weight = 0.0, largest = 0.0, size = 1.0;
+        for (int64_t k = 0; k < classes; k++) {
+            double damped = 1.0 / (1.0 + var[k] * probs[k]);
+            step[k] = (tilt[k] - probs[k]) * damped;
+            pull += var[k] * probs[k] * step[k];
+            weight += probs[k] * damped;
+            spare[k] = probs[k] * damped;
+        }
+        for (int64_t k = 0; k < classes; k++) {
+            step[k] += spare[k] * (pull / weight);
+            largest = fmax(largest, fabs(step[k]));
+        }
+        if (!(largest > 1e-9)) /* also of a NaN there is nothing better to find */
+            break;
+        for (; size > 1e-3; size *= 0.3) {
+            for (int64_t k = 0; k < classes; k++)
+                other[k] = tilt[k] - size * step[k];
             double reached = tilted(mean, var, other, spare, classes);
-            if (reached < value) {
+            if (reached <= value) {
                 value = reached;
                 memcpy(tilt, other, sizeof(double) * (size_t)classes);
                 memcpy(probs, spare, sizeof(double) * (size_t)classes);
+                break;
             }
         }
-        for (int pass = 0; pass < 20; pass++) {
-            double pull = 0.0, weight = 0.0, largest = 0.0, size = 1.0;
-            for (int64_t k = 0; k < classes; k++) {
-                double damped = 1.0 / (1.0 + var[k] * probs[k]);
-                step[k] = (tilt[k] - probs[k]) * damped;
-                pull += var[k] * probs[k] * step[k];
-                weight += probs[k] * damped;
-                spare[k] = probs[k] * damped;
-            }
-            for (int64_t k = 0; k < classes; k++) {
-                step[k] += spare[k] * (pull / weight);
-                largest = fmax(largest, fabs(step[k]));
-            }
-            if (!(largest > 1e-9)) /* also of a NaN there is nothing better to find */
-                break;
-            for (; size > 1e-3; size *= 0.3) {
-                for (int64_t k = 0; k < classes; k++)
-                    other[k] = tilt[k] - size * step[k];
-                double reached = tilted(mean, var, other, spare, classes);
-                if (reached <= value) {
-                    value = reached;
-                    memcpy(tilt, other, sizeof(double) * (size_t)classes);
-                    memcpy(probs, spare, sizeof(double) * (size_t)classes);
-                    break;
-                }
-            }
-            if (size <= 1e-3)
-                break;
-        }
-        for (int64_t k = 0; k < classes; k++)
-            out[k] = (float)tilt[k];
+        if (size <= 1e-3)
+            break;
     }
+    return value;
+}
+
+EXPORT void bqn_best_tilt(const float *mean, const float *var, float *out, double *work, int64_t rows, int64_t classes)
+{
+    for (int64_t row = 0; row < rows; row++, mean += classes, var += classes, out += classes) {
+        best_tilt(mean, var, work, classes);
+        for (int64_t k = 0; k < classes; k++)
+            out[k] = (float)work[k];
+    }
+}
+
+/* Of each row the bound on the log-likelihood of its label, for logits mean / s and var / s², and its derivatives by mean,
+ * var and log s. `work` holds six rows. Returns how many rows could be done: fewer than all if a label is none of 0 to
+ * `classes` - 1. */
+EXPORT int64_t bqn_tilted_likelihood(const float *mean, const float *var, const float *log_scale, const int64_t *labels,
+                                  double *work, float *out, float *by_mean, float *by_var, float *by_scale, int64_t rows,
+                                  int64_t classes)
+{
+    float inverse = expf(-*log_scale), *m = (float *)(work + 5 * classes), *v = m + classes;
+    const double *tilt = work, *probs = work + classes;
+    for (int64_t row = 0; row < rows; row++, mean += classes, var += classes, by_mean += classes, by_var += classes) {
+        for (int64_t k = 0; k < classes; k++) {
+            m[k] = mean[k] * inverse;
+            v[k] = var[k] * (inverse * inverse);
+        }
+        double through = 0.0;
+        if (labels[row] < 0 || labels[row] >= classes)
+            return row;
+        out[row] = (float)(m[labels[row]] - best_tilt(m, v, work, classes));
+        for (int64_t k = 0; k < classes; k++) {
+            double by_m = (k == labels[row]) - probs[k], by_v = -0.5 * tilt[k] * tilt[k] - (0.5 - tilt[k]) * probs[k];
+            through -= by_m * m[k] + 2.0 * by_v * v[k];
+            by_mean[k] = (float)(by_m * inverse);
+            by_var[k] = (float)(by_v * inverse * inverse);
+        }
+        by_scale[row] = (float)through;
+    }
+    return rows;
 }

@@ -12,8 +12,8 @@ A = Σ g e / √v with e = √(2/π) exp(-z²/2):
     ∂/∂v = -g e z / (2 v) + A k / (2 n T)                         ∂/∂γ = -A k / γ
 
 where the terms with 1/n come from the statistics and vanish where those are constants. On a GPU with Triton each of
-forward and backward is two passes over memory (`normalized_sign_kernels`), on a CPU too (`cpu`); elsewhere plain torch
-does the same.
+forward and backward is two passes over memory (`normalized_sign_kernels`), on a CPU too (`compiled`); elsewhere plain
+torch does the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from bqn.checks import may_read_values
-from bqn.propagate import batch, cpu
+from bqn.propagate import batch, compiled, cpu
 from bqn.propagate.half import working_dtype
 
 _ROOT_HALF = math.sqrt(0.5)
@@ -89,10 +89,6 @@ def statistics(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     return centre, scatter + var.to(wide).mean(others)
 
 
-def _compiled(mean: Tensor, *others: Tensor | None) -> bool:
-    return mean.numel() > 0 and cpu.usable(mean, *(tensor for tensor in others if tensor is not None))
-
-
 def normalized_moments(source: Normalization, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and variance behind batch norm, for layers that need them; both `(N, C, ...)`."""
     mean, var, centre, total, weight, bias, from_batch = source
@@ -111,8 +107,16 @@ def normalized_moments(source: Normalization, eps: float) -> tuple[Tensor, Tenso
 
 def normalized_sign(source: Normalization) -> Tensor:
     """The mean of the sign behind batch norm, `(N, C, ...)`."""
+    if is_compiled(source):
+        return compiled.normalized_sign(source)
     result: Tensor = _NormalizedSign.apply(*source)  # type: ignore[no-untyped-call]
     return result
+
+
+def is_compiled(source: Normalization) -> bool:
+    """Whether `compiled.normalized_sign` does it."""
+    *tensors, _ = source
+    return cpu.usable(*tensors) and source.mean.numel() > 0 and working_dtype(source.mean) == source.mean.dtype
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
@@ -145,8 +149,6 @@ class _NormalizedSign(torch.autograd.Function):
             from bqn.propagate import normalized_sign_kernels as kernels
 
             return kernels.forward(mean, var, sign, offset - sign * centre, working_dtype(mean))
-        if _compiled(mean, var, centre, total, weight, bias) and working_dtype(mean) == mean.dtype:
-            return cpu.forward(mean, var, sign, offset - sign * centre)
         result = torch.erf(_score(mean, var, sign, offset - sign * centre) * _ROOT_HALF)
         return result if result.dtype == working_dtype(mean) else result.to(working_dtype(mean))
 
@@ -167,12 +169,10 @@ class _NormalizedSign(torch.autograd.Function):
             from bqn.propagate import normalized_sign_kernels as kernels
 
             grad_mean, grad_var, pull = kernels.backward(grad, mean, var, sign, offset, shift, centre, total, count)
-        elif _compiled(mean, var, centre, total, weight, bias, grad):
-            grad_mean, grad_var, pull = cpu.backward(grad, mean, var, sign, offset, shift, centre, total, count)
         else:
             grad_mean, grad_var, pull = _backward(grad, mean, var, sign, offset, shift, centre, total, count)
         if ctx.share is not None:
-            through = _through_shared_statistics(pull, mean, sign, offset, centre, total, ctx.share)
+            through = through_shared_statistics(pull, mean, sign, offset, centre, total, ctx.share)
             grad_mean, grad_var = grad_mean + through[0], grad_var + through[1]
         grad_weight = grad_bias = None
         if weight is not None:
@@ -213,7 +213,7 @@ def _backward(
     return grad_mean.to(mean.dtype), grad_var.to(var.dtype), pull
 
 
-def _through_shared_statistics(
+def through_shared_statistics(
     pull: Tensor, mean: Tensor, sign: Tensor, offset: Tensor, centre: Tensor, total: Tensor, share: batch.Share
 ) -> tuple[Tensor, Tensor]:
     """The terms with 1/n of the gradients by mean and var, where n and A count the parts of all processes."""

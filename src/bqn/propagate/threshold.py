@@ -13,8 +13,9 @@ from torch import Tensor
 from bqn.beliefs import Belief, Categorical, Gaussian
 from bqn.checks import may_look
 from bqn.levels import Levels, index_tensor, interval_index, level_tensor
+from bqn.propagate import compiled
 from bqn.propagate.neighbours import Neighbours, behind_sign
-from bqn.propagate.normalized_sign import Normalization, normalized_sign
+from bqn.propagate.normalized_sign import Normalization, is_compiled, normalized_sign
 from bqn.propagate.units import Units, density, density_of, slope_of_quantized
 
 _ROOT_HALF = math.sqrt(0.5)
@@ -99,16 +100,23 @@ def _quantize_categorical(x: Categorical, levels: Levels, thresholds: Levels) ->
 def _quantize_gaussian(x: Gaussian, levels: Levels, thresholds: Levels) -> Categorical:
     if len(levels) == 2:
         # Only the mean is formed here: it is all that a following linear layer needs.
+        middle, half = 0.5 * (levels[1] + levels[0]), 0.5 * (levels[1] - levels[0])
+        units = None
         if isinstance(x.origin, Normalization) and thresholds[0] == 0:
-            tilt = normalized_sign(x.origin)
+            if x.units is not None and is_compiled(x.origin):
+                tilt, slope = compiled.normalized_sign_and_slope(x.origin)
+                units = x.units._replace(
+                    slope=lambda: slope if half == 1 else half * slope, from_batch=x.origin.from_batch
+                )
+            else:
+                tilt = normalized_sign(x.origin)
         else:
             tilt = torch.erf(standardize(x.mean, x.var, thresholds[0]) * _ROOT_HALF)
-        middle, half = 0.5 * (levels[1] + levels[0]), 0.5 * (levels[1] - levels[0])
         return Categorical.of(
             levels,
             mean=tilt if middle == 0 and half == 1 else middle + half * tilt,
             neighbours=_kept(x, behind_sign),
-            units=_quantized(x, lambda: [density_of(tilt)], levels),
+            units=_quantized(x, lambda: [density_of(tilt)], levels) if units is None else units,
         )
     scores = [standardize(x.mean, x.var, threshold) for threshold in thresholds]
     # erfc, because torch.special.ndtr loses the lower tail

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
-from bqn.propagate import neighbours, units
+from bqn.propagate import compiled, cpu, neighbours, units
 from bqn.propagate.neighbours import Reading
 from bqn.propagate.products import Geometry, product
 from bqn.propagate.units import Units
@@ -34,6 +34,8 @@ def with_common_noise(var: Tensor, noises: Iterable[Tensor | None]) -> Tensor:
     known = [noise.to(var.dtype) for noise in noises if noise is not None]
     if not known:
         return var
+    if len(known) == 1 and var.dim() == 2 and var.shape == known[0].shape and cpu.usable(var, known[0]):
+        return compiled.with_noise(var, known[0], _LEAST_SHARE)
     total: Tensor = _AtLeast.apply(sum(known, var), var, _LEAST_SHARE)  # type: ignore[no-untyped-call]
     return total
 

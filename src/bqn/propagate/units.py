@@ -27,13 +27,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bqn.beliefs import Categorical, Gaussian
-from bqn.propagate import batch, half, neighbours
+from bqn.propagate import batch, compiled, cpu, half, neighbours
 
 if TYPE_CHECKING:
     from bqn.propagate.neighbours import Neighbours
@@ -69,10 +70,22 @@ def that_read(x: Gaussian | Categorical, weight: Tensor) -> Units:
     """The units that read `x` with weights of these means. They hold on to nothing that `x` is made of itself."""
     if isinstance(x, Categorical) and len(x.level_values) == 2:
         # Formed when it is needed, and each time anew: activation checkpointing relies on it.
-        (low, high), mean = x.level_values, x.mean
-        return Units(lambda: _Doubt.apply(mean, low, high), x.neighbours, weight)  # type: ignore[no-untyped-call]
+        return Units(DoubtOfPair(x.mean, *x.level_values), x.neighbours, weight)
     var = x.var
     return Units(lambda: var, x.neighbours, weight)
+
+
+@dataclass(frozen=True, slots=True)
+class DoubtOfPair:
+    """The variance of what lies on two levels, from its mean: formed when it is called."""
+
+    mean: Tensor
+    low: float
+    high: float
+
+    def __call__(self) -> Tensor:
+        var: Tensor = _Doubt.apply(self.mean, self.low, self.high)  # type: ignore[no-untyped-call]
+        return var
 
 
 class _Doubt(torch.autograd.Function):
@@ -164,12 +177,24 @@ def common_noise(units: Units, weight: Tensor) -> Tensor | None:
     slope = units.slope().to(weight.dtype)
     if slope.shape[0] == 0:
         return None
+    if _compiled(units, weight, slope):
+        assert isinstance(units.doubt, DoubtOfPair)
+        read = units.doubt
+        return compiled.common_noise(weight, slope, units.weight, read.mean, (read.low, read.high))
     near, var, level = _noise_of_inputs(units, weight.dtype)
     if units.from_batch and near is None:
         return _by_mean_slopes(weight, slope, units.weight, var)
     pairs = None if near is None else neighbours.over_learned_pairs(_by_channel(units.weight, near), near)
     noise: Tensor = _Gain.apply(weight, slope, units.weight, near, pairs, var, level)  # type: ignore[no-untyped-call]
     return noise
+
+
+def _compiled(units: Units, weight: Tensor, slope: Tensor) -> bool:
+    """Whether `compiled.common_noise` can do it: by mean slopes, of inputs on two levels that do not err together."""
+    apart = units.neighbours is None or units.neighbours.places is None
+    if not (units.from_batch and apart and isinstance(units.doubt, DoubtOfPair)) or batch.current_share() is not None:
+        return False
+    return cpu.usable(weight, slope, units.weight, units.doubt.mean)
 
 
 def _by_mean_slopes(outer: Tensor, slope: Tensor, inner: Tensor, var: Tensor) -> Tensor:
