@@ -21,8 +21,8 @@ setup(
         Extension(
             "bqn.propagate._cpu_kernels",
             ["src/bqn/propagate/cpu_kernels.c"],
-            # Loops with a choice in them become vectors only if comparisons may not trap; a NaN stays a NaN. ISO C does not
-            # fuse products and sums by itself, which is a third of the time of a polynomial.
+            # Loops with a choice in them become vectors only if comparisons may not trap; a NaN stays a NaN. And ISO C
+            # does not fuse products and sums unless told to, which takes a third off a polynomial.
             extra_compile_args=[*POSIX, "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
             if POSIX
             else [],

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bqn.checks import in_plain_torch
 from bqn.nn._posterior import Posterior, Weight
 
 Choose = Callable[[Weight], Tensor]
@@ -34,20 +35,22 @@ class Layer(nn.Module):
     recomputing: bool = False
     cut_behind: bool = False
 
-    @torch.no_grad()
     def update_running(self, counter: Tensor, momentum: float, *pairs: tuple[Tensor, Tensor]) -> None:
         """Move running statistics towards those of a batch, in place, and count it; `pairs` are (running, new)."""
         self.move_running(momentum, *pairs)
         if not self.recomputing:
             counter.add_(1)
 
-    @torch.no_grad()
     def move_running(self, momentum: float, *pairs: tuple[Tensor, Tensor]) -> None:
         """The same without counting."""
         if self.recomputing:
             return
-        for running, value in pairs:  # not `lerp_`, which cannot run under `vmap`
-            running.mul_(1 - momentum).add_(value.detach().to(running.dtype), alpha=momentum)
+        for running, value in pairs:
+            value = value.detach().to(running.dtype)
+            if running.is_cpu and in_plain_torch():  # `lerp_` cannot run under `vmap`
+                running.lerp_(value, momentum)
+            else:
+                running.mul_(1 - momentum).add_(value, alpha=momentum)
 
     def become_fixed(self, original: Layer) -> None:
         """Called on the copy after its posteriors have been replaced. Override to settle anything else."""

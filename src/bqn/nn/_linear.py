@@ -103,8 +103,7 @@ class WeightedSum(Layer):
             return self.input_centre
         if mean.shape[0] == 0:
             return self.input_centre
-        weight = self.weight if isinstance(self.weight, Tensor) else self.weight.logits[..., 0]
-        centre = batch.mean_of_all(clt.batch_centre(mean, tuple(weight.shape[2:]), self.geometry))
+        centre = batch.mean_of_all(clt.batch_centre(mean, tuple(self.weight.shape[2:]), self.geometry))
         self.update_running(self.centred_batches, momentum, (self.input_centre, centre))
         return centre
 

@@ -57,9 +57,8 @@ class _BatchNorm(Layer):
         x = x.within_batch(self.momentum if batch_statistics else None)
         mean, var = x.mean, x.var
         if batch_statistics:
-            with torch.no_grad():
-                centre, total = batch.moments_of_all(*statistics(mean.detach(), var.detach()))
-                self._update(centre, total, batch.count_of_all(mean.numel() // self.num_features))
+            centre, total = batch.moments_of_all(*statistics(mean.detach(), var.detach()))
+            self._update(centre, total, batch.count_of_all(mean.numel() // self.num_features))
         else:
             centre, total = self.running_mean, self.running_var
         source = Normalization(mean, var, centre, total + self.eps, self.weight, self.bias, batch_statistics)
@@ -85,7 +84,6 @@ class _BatchNorm(Layer):
             mean, var = mean.clone(), var.clone()
         return F.batch_norm(x, mean, var, self.weight, self.bias, batch_statistics, self.momentum, self.eps)
 
-    @torch.no_grad()
     def _update(self, centre: Tensor, total: Tensor, count: int) -> None:
         unbiased = total * (count / max(count - 1, 1))
         pairs = ((self.running_mean, centre), (self.running_var, unbiased))

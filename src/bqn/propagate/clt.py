@@ -262,8 +262,10 @@ def _moments_in_working_precision(
 
 def _works_in_half(x: Belief, weight: Categorical, geometry: Geometry | None) -> bool:
     """Whether `half.moments` can do it: weights ±a, inputs that are known or ±a, and a product that is safe."""
+    if not half.applies(geometry, mean_of(x)):
+        return False
     known = isinstance(x, Tensor) or (isinstance(x, Categorical) and x.constant_square is not None)
-    return known and weight.constant_square is not None and half.applies(geometry, mean_of(x))
+    return known and weight.constant_square is not None
 
 
 def _output_shape(x: Belief, weight: Categorical, geometry: Geometry | None) -> torch.Size:

@@ -179,13 +179,11 @@ class _CommonNoise(Function):
     def forward(
         ctx: Any, outer: Tensor, slope: Tensor, inner: Tensor, inputs: Tensor, low: float, high: float
     ) -> Tensor:
-        means, sizes, scaled, squares = cpu.mean_slopes(slope, outer)
+        means, sizes, share, scaled, squares = cpu.mean_slopes(slope, outer)
         inner_squares, doubt = inner.square(), cpu.doubt(inputs, low, high)
         reaching = scaled @ inner
-        gain = torch.addcmul(squares @ inner_squares, reaching, reaching, value=-1).neg_()
+        gain = reaching.square().sub_(squares @ inner_squares)
         noise = doubt @ gain.mT
-        whole = sizes[-1].clamp_min(torch.finfo(sizes.dtype).tiny)
-        share = (sizes[:-1, None] / whole).square_()
         ctx.save_for_backward(
             outer,
             slope,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import threading
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TypeAlias
@@ -29,14 +30,14 @@ _ARGUMENTS = {
     "bqn_tilted_likelihood": [_POINTER] * 9 + [_COUNT] * 2,
     "bqn_statistics": [_POINTER] * 2 + [_COUNT] * 3 + [_POINTER] * 3,
     "bqn_normalized_sign": [_POINTER] * 9 + [_COUNT] * 3,
-    "bqn_normalized_sign_backward": [_POINTER] * 10 + [ctypes.c_double] + [_POINTER] * 5 + [_COUNT] * 3,
+    "bqn_normalized_sign_backward": [_POINTER] * 9 + [ctypes.c_double] + [_POINTER] * 5 + [_COUNT] * 3,
     "bqn_centred_squares": [_POINTER] * 2 + [_FLOAT] * 2 + [_POINTER] * 2 + [_COUNT] * 2,
     "bqn_centred_squares_backward": [_POINTER] * 4 + [_FLOAT] + [_POINTER] * 2 + [_COUNT] * 2,
     "bqn_doubt": [_POINTER, _FLOAT, _FLOAT, _POINTER, _COUNT],
     "bqn_doubt_backward": [_POINTER, _FLOAT, _FLOAT, _POINTER, _COUNT],
     "bqn_with_noise": [_POINTER] * 2 + [_FLOAT, _POINTER, _COUNT],
     "bqn_with_noise_backward": [_POINTER] * 2 + [_FLOAT] + [_POINTER] * 3 + [_COUNT],
-    "bqn_mean_slopes": [_POINTER] * 6 + [_COUNT] * 3,
+    "bqn_mean_slopes": [_POINTER] * 7 + [_COUNT] * 3,
     "bqn_mean_slopes_backward": [_POINTER] * 10 + [_COUNT] * 3,
 }
 _RESULTS = {"bqn_tilted_likelihood": _COUNT}
@@ -64,10 +65,26 @@ def usable(*tensors: Tensor | None) -> bool:
     """Whether the compiled passes take these tensors: float32, contiguous, of a CPU, and free to be looked at."""
     if _library is None or not in_plain_torch():
         return False
-    return all(
-        tensor is None or (tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous())
-        for tensor in tensors
-    )
+    for tensor in tensors:
+        if tensor is not None and not (tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous()):
+            return False
+    return True
+
+
+class _Scratch(threading.local):
+    """Memory for what a pass holds while it runs: small tensors take longer to make than to use."""
+
+    memory = torch.empty(0, dtype=torch.float64)
+
+
+_scratch = _Scratch()
+
+
+def _work(numbers: int) -> int:
+    """Where there is room for so many numbers in float64."""
+    if _scratch.memory.numel() < numbers:
+        _scratch.memory = torch.empty(2 * numbers, dtype=torch.float64)
+    return _scratch.memory.data_ptr()
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
@@ -77,8 +94,8 @@ def _pointer(tensor: Tensor | None) -> int | None:
 def tilt_and_kl(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """As `compiled.tilt_and_kl`."""
     assert _library is not None
-    tilt, noise = (logits.new_empty(logits.shape[:-1]) for _ in range(2))
-    kl = logits.new_empty(())
+    tilt, kl = logits.new_empty(logits.shape[:-1]), logits.new_empty(())
+    noise = torch.empty_like(tilt)
     _library.bqn_tilt_and_kl(*(tensor.data_ptr() for tensor in (logits, tilt, noise, kl)), tilt.numel())
     return tilt, noise, kl
 
@@ -125,8 +142,8 @@ def best_tilt(mean: Tensor, var: Tensor) -> Tensor:
     """The tilts of `heads.tilted_log_sum_exp` for rows `(N, K)` of means and variances."""
     assert _library is not None
     rows, classes = mean.shape
-    out, work = torch.empty_like(mean), torch.empty(5, classes, dtype=torch.float64)
-    _library.bqn_best_tilt(mean.data_ptr(), var.data_ptr(), out.data_ptr(), work.data_ptr(), rows, classes)
+    out = torch.empty_like(mean)
+    _library.bqn_best_tilt(mean.data_ptr(), var.data_ptr(), out.data_ptr(), _work(5 * classes), rows, classes)
     return out
 
 
@@ -134,11 +151,12 @@ def tilted_likelihood(mean: Tensor, var: Tensor, log_scale: Tensor, labels: Tens
     """As `compiled.tilted_likelihood`, with the derivatives of each row by mean, var and log s."""
     assert _library is not None
     rows, classes = mean.shape
-    value, by_scale = mean.new_empty(2, rows).unbind()
-    by_mean, by_var = torch.empty_like(mean), torch.empty_like(var)
-    work = torch.empty(6, classes, dtype=torch.float64)
-    tensors = (mean, var, log_scale, labels, work, value, by_mean, by_var, by_scale)
-    done = _library.bqn_tilted_likelihood(*(tensor.data_ptr() for tensor in tensors), rows, classes)
+    value, by_mean, by_var = mean.new_empty(rows), torch.empty_like(mean), torch.empty_like(var)
+    by_scale = torch.empty_like(value)
+    done = _library.bqn_tilted_likelihood(
+        *map(_pointer, (mean, var, log_scale, labels)), _work(6 * classes),
+        *map(_pointer, (value, by_mean, by_var, by_scale)), rows, classes,
+    )  # fmt: skip
     if done < rows:
         raise IndexError(f"y must hold labels from 0 to {classes - 1}, got {int(labels[done])}")
     return value, by_mean, by_var, by_scale
@@ -154,10 +172,10 @@ def statistics(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """As `normalized_sign.statistics`."""
     assert _library is not None
     channels = mean.shape[1]
-    work = torch.empty(3, channels, dtype=torch.float64)
-    centre, total = mean.new_empty(channels), mean.new_empty(channels)
+    centre = mean.new_empty(channels)
+    total = torch.empty_like(centre)
     _library.bqn_statistics(
-        mean.data_ptr(), var.data_ptr(), *_sizes(mean), work.data_ptr(), centre.data_ptr(), total.data_ptr()
+        mean.data_ptr(), var.data_ptr(), *_sizes(mean), _work(3 * channels), centre.data_ptr(), total.data_ptr()
     )
     return centre, total
 
@@ -169,8 +187,9 @@ def normalized_sign(mean: Tensor, var: Tensor, channels: Channels, with_slope: b
     """erf(z / √2), with z as in `normalized_sign`, and if asked for its slope by the mean."""
     assert _library is not None
     out, slope = torch.empty_like(mean), torch.empty_like(mean) if with_slope else None
-    work = mean.new_empty(2, mean.shape[1])
-    _library.bqn_normalized_sign(*map(_pointer, (mean, var, *channels, work, out, slope)), *_sizes(mean))
+    _library.bqn_normalized_sign(
+        *map(_pointer, (mean, var, *channels)), _work(mean.shape[1]), out.data_ptr(), _pointer(slope), *_sizes(mean)
+    )
     return out, slope
 
 
@@ -180,11 +199,11 @@ def normalized_sign_backward(
     """Gradients by mean and var, the sum A per channel, and gradients by weight and bias."""
     assert _library is not None
     grad_mean, grad_var = torch.empty_like(mean), torch.empty_like(var)
-    sums, work = torch.empty(mean.shape[1], dtype=torch.float64), mean.new_empty(4, mean.shape[1])
-    pull, *by_affine = mean.new_empty(3 if channels[2] is not None else 1, mean.shape[1]).unbind()
-    by_weight, by_bias = by_affine or (None, None)
+    centre, _, weight, bias = channels
+    pull = torch.empty_like(centre)
+    by_weight, by_bias = (None if tensor is None else torch.empty_like(tensor) for tensor in (weight, bias))
     _library.bqn_normalized_sign_backward(
-        *map(_pointer, (grad, by_slope, mean, var, *channels, sums, work)), count,
+        *map(_pointer, (grad, by_slope, mean, var, *channels)), _work(3 * centre.numel()), count,
         *map(_pointer, (grad_mean, grad_var, pull, by_weight, by_bias)), *_sizes(mean),
     )  # fmt: skip
     return grad_mean, grad_var, pull, by_weight, by_bias
@@ -251,16 +270,16 @@ def with_noise_backward(var: Tensor, noise: Tensor, share: float, grad: Tensor) 
     return by_var, by_noise
 
 
-def mean_slopes(slope: Tensor, outer: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Means of slopes `(N, units)`; sums of |slope|, behind them that of |mean|, `(N + 1,)`; weights `(outputs, units)`
-    times the means, and their squares."""
+def mean_slopes(slope: Tensor, outer: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Means of slopes `(N, units)`; sums of |slope|, behind them that of |mean|, `(N + 1,)`; `(N, 1)` squares of the
+    former over the latter; weights `(outputs, units)` times the means, and their squares."""
     assert _library is not None
     rows, units = slope.shape
-    means, sizes = slope.new_empty(units), slope.new_empty(rows + 1)
+    means, sizes, share = slope.new_empty(units), slope.new_empty(rows + 1), slope.new_empty(rows, 1)
     scaled, squares = torch.empty_like(outer), torch.empty_like(outer)
-    tensors = (slope, outer, means, sizes, scaled, squares)
+    tensors = (slope, outer, means, sizes, share, scaled, squares)
     _library.bqn_mean_slopes(*(tensor.data_ptr() for tensor in tensors), rows, units, outer.shape[0])
-    return means, sizes, scaled, squares
+    return means, sizes, share, scaled, squares
 
 
 def mean_slopes_backward(
@@ -270,7 +289,9 @@ def mean_slopes_backward(
     """Gradients by weights and slopes; the former takes the place of `by_scaled`."""
     assert _library is not None
     rows, units = slope.shape
-    by_slope, work = torch.empty_like(slope), torch.empty_like(means)
-    tensors = (slope, outer, means, sizes, scaled, by_squares, by_share, work, by_scaled, by_slope)
-    _library.bqn_mean_slopes_backward(*(tensor.data_ptr() for tensor in tensors), rows, units, outer.shape[0])
+    by_slope = torch.empty_like(slope)
+    _library.bqn_mean_slopes_backward(
+        *map(_pointer, (slope, outer, means, sizes, scaled, by_squares, by_share)), _work(units), by_scaled.data_ptr(),
+        by_slope.data_ptr(), rows, units, outer.shape[0],
+    )  # fmt: skip
     return by_scaled, by_slope

@@ -383,14 +383,14 @@ static INLINE inline void flow_of_span(const float *grad, const float *by_slope,
 }
 
 /* Gradients by mean and var, per channel by weight and bias, and the sum A of the flow; `count` is the n of the statistics,
- * infinite where these are constants. by_slope and grad_weight may be missing. `work` holds four rows. */
+ * infinite where these are constants. by_slope and grad_weight may be missing. `pulls` holds three rows. */
 EXPORT CLONES void bqn_normalized_sign_backward(const float *grad, const float *by_slope, const float *mean, const float *var,
                                                 const float *centre, const float *total, const float *weight, const float *bias,
-                                                double *pulls, float *work, double count, float *grad_mean, float *grad_var,
+                                                double *pulls, double count, float *grad_mean, float *grad_var,
                                                 float *pull, float *grad_weight, float *grad_bias, int64_t outer,
                                                 int64_t channels, int64_t inner)
 {
-    float *sign = work, *shift = work + channels, *rate = work + 2 * channels, *fixed = work + 3 * channels;
+    float *sign = (float *)(pulls + channels), *shift = sign + channels, *rate = shift + channels, *fixed = rate + channels;
     coefficients(centre, total, weight, bias, sign, shift, channels);
     memset(pulls, 0, (size_t)channels * sizeof *pulls);
     for (int64_t n = 0; n < outer; n++) {
@@ -539,9 +539,10 @@ EXPORT CLONES void bqn_with_noise_backward(const float *var, const float *noise,
 }
 
 /* Means of the slopes over the batch, the weights times these and their squares, and how large the slopes of each example
- * are beside the means: `units.py` says what for. `sizes` are sums of |slope|, and behind them that of |mean|. */
-EXPORT CLONES void bqn_mean_slopes(const float *slope, const float *outer, float *means, float *sizes, float *scaled,
-                                   float *squares, int64_t rows, int64_t units, int64_t outputs)
+ * are beside the means: `units.py` says what for. `sizes` are sums of |slope|, and behind them that of |mean|, and `share`
+ * the squares of the former over the latter. */
+EXPORT CLONES void bqn_mean_slopes(const float *slope, const float *outer, float *means, float *sizes, float *share,
+                                   float *scaled, float *squares, int64_t rows, int64_t units, int64_t outputs)
 {
     float each = 1.0f / (float)rows, whole = 0.0f;
     memset(means, 0, (size_t)units * sizeof *means);
@@ -560,6 +561,10 @@ EXPORT CLONES void bqn_mean_slopes(const float *slope, const float *outer, float
         whole += fabsf(means[u]);
     }
     sizes[rows] = whole;
+    for (int64_t n = 0; n < rows; n++) {
+        float ratio = sizes[n] / (whole < TINY ? TINY : whole);
+        share[n] = ratio * ratio;
+    }
     for (int64_t k = 0; k < outputs; k++, outer += units, scaled += units, squares += units) {
 #pragma omp simd
         for (int64_t u = 0; u < units; u++) {
