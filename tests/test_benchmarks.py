@@ -166,3 +166,18 @@ def test_a_tuning_record(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert second["runs"][:2] == first["runs"][::-1], "the same seed finds the same"
     with pytest.raises(SystemExit, match="seed 0, asked for is 1; begin a new round"):
         run("plain", seed=1)
+
+
+def test_operations_of_a_cpu_step_by_kind(load: Any) -> None:
+    """Both steps have products and an optimizer, and ours alone has passes of its own."""
+    epoch = load("mlp_epoch")
+    x, y = torch.randint(256, (200, 1, 28, 28), dtype=torch.uint8), torch.randint(10, (200,))
+    kinds = {name: epoch.profiled(make(), x, y) for name, make in (("plain", epoch.plain), ("bqn", epoch.ours))}
+    for name, found in kinds.items():
+        assert {kind for kind, each in found.items() if each["calls"]} - {"passes"} == {
+            "products",
+            "optimizer",
+            "small",
+        }
+        assert bool(found["passes"]["calls"]) == (name == "bqn")
+        assert all(each["us"] >= 0 for each in found.values())
