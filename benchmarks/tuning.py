@@ -16,13 +16,14 @@ import argparse
 import datetime
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bqn.atomic import write_atomic
 from bqn.cli._settings import parse_setting
-from bqn.reproduction import measuring, recipes, tuning
-from bqn.training import DivergedError, Run, TrainConfig, load_data
+from bqn.reproduction import Cell, measuring, recipes, tuning
+from bqn.training import DivergedError, Run, load_data
 from bqn.training.replicas import train_together
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,8 +95,8 @@ def main() -> None:
     args = parser.parse_args()
     common, own = recipes.RECIPES["best"][args.model], recipes.RECIPES["best"].get((args.model, args.data), {})
     asked = {name: {**own, **changes} for name, changes in map(parse, args.runs)}
-    fixed = {"model": args.model, "data": args.data, "seed": args.seed, "device": args.device}
-    configs = [TrainConfig(**fixed, **{**common, **settings}) for settings in asked.values()]
+    recipe = Cell(args.model, args.data, seed=args.seed).config(args.device)
+    configs = [replace(recipe, **settings) for settings in asked.values()]
     path = args.out / f"{args.model}-{args.round}.json"
     code = measuring.code()
     head = {

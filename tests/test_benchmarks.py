@@ -140,7 +140,7 @@ def test_kernels_by_kind(load: Any, kernel: str, kind: str) -> None:
 
 def test_a_tuning_record(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tuning = load("tuning")
-    common = {"epochs": 1, "hidden": (8,), "lam": 0.1}
+    common = {"epochs": 1, "hidden": (8,), "lam": 0.1, "compile": True}  # which is for a GPU, and left out elsewhere
     monkeypatch.setitem(tuning.recipes.RECIPES, "best", {"mlp": common, ("mlp", "digits"): {"lam": 0.2}})
 
     def run(*runs: str, seed: int = 0) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def test_a_tuning_record(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return dict(tuning.tuning.read(tmp_path / "mlp-9.json"))
 
     first = run("plain", "other: lam=0.3, shift=1")
-    assert first["settings"] == {"epochs": 1, "hidden": [8], "lam": 0.1}
+    assert first["settings"] == {"epochs": 1, "hidden": [8], "lam": 0.1, "compile": True}
     assert [(each["name"], each["settings"]) for each in first["runs"]] == [
         ("plain", {"lam": 0.2}),
         ("other", {"lam": 0.3, "shift": 1}),
