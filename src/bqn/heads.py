@@ -51,9 +51,10 @@ class SoftmaxHead(nn.Module):
     def scale(self) -> Tensor:
         return self.log_scale.exp()
 
-    def _compiled(self, belief: Gaussian) -> bool:
+    def _compiled(self, belief: Gaussian, y: Tensor) -> bool:
         """Whether `compiled.tilted_likelihood` can do it."""
-        return len(belief.shape) == 2 and cpu.usable(belief.mean, belief.var, self.log_scale)
+        known = isinstance(y, Tensor) and y.is_cpu
+        return known and len(belief.shape) == 2 and cpu.usable(belief.mean, belief.var, self.log_scale)
 
     def _logits(self, belief: Belief) -> tuple[Tensor, Tensor | None]:
         """Mean and variance of `h / s`, each `(N, K)`."""
@@ -83,11 +84,13 @@ class SoftmaxHead(nn.Module):
         """
         if bound not in BOUNDS:
             raise ValueError(f"bound must be one of {', '.join(BOUNDS)}, got {bound!r}")
-        if bound == "tilted" and isinstance(belief, Gaussian) and self._compiled(belief):
+        if bound == "tilted" and isinstance(belief, Gaussian) and self._compiled(belief, y):
             require_labels(y, belief.shape[:1], belief.shape[-1], read=validate)
             return compiled.tilted_likelihood(belief.mean, belief.var, self.log_scale, y.long().contiguous())
         mean, var = self._logits(belief)
         require_labels(y, mean.shape[:1], mean.shape[-1], read=validate)
+        if y.device != mean.device:
+            raise ValueError(f"y must be on the device of the logits, {mean.device}, got {y.device}")
         target = mean.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
         if var is None:
             return target - torch.logsumexp(mean, -1)

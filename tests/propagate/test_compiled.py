@@ -266,3 +266,84 @@ def test_gradients_of_gradients_are_refused() -> None:
     tilt = compiled.tilt_and_kl(logits)[0]
     with pytest.raises(RuntimeError, match="BQN_CPU_KERNELS=torch"):
         torch.autograd.grad(tilt.sum(), logits, create_graph=True)
+
+
+def examples() -> tuple[Tensor, Tensor]:
+    return torch.rand(12, 9, generator=torch.Generator().manual_seed(2)), torch.arange(12) % 3
+
+
+def gradients(net: bqn.Network, value: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(value, list(net.parameters())))
+
+
+def test_backward_under_autocast() -> None:
+    """Its products would be in half precision, and C would read past their ends."""
+    net = bqn.models.mlp(9, 3, hidden=(7, 5)).train()
+    x, y = examples()
+    expected = gradients(net, net.elbo(x, y, 12, 0.1))
+    value = net.elbo(x, y, 12, 0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not cpu.usable(x)
+        found = gradients(net, value)
+    assert_close(found, expected)
+
+
+def test_another_default_device() -> None:
+    net = bqn.models.mlp(9, 3, hidden=(7, 5), levels=(-1.0, 0.0, 1.0)).train()
+    x, y = examples()
+    expected = net.elbo(x, y, 12, 0.1)
+    cpu._scratch.memory = torch.empty(0, dtype=torch.float64)
+    with torch.device("meta"):
+        found = net.elbo(x, y, 12, 0.1)
+    assert_close(found, expected)
+
+
+def test_labels_of_another_device_are_not_read() -> None:
+    belief = Gaussian.of(torch.zeros(3, 2), torch.ones(3, 2))
+    labels = torch.zeros(3, dtype=torch.long, device="meta")
+    with pytest.raises(ValueError, match="y must be on the device of the logits, cpu, got meta"):
+        SoftmaxHead(4).log_likelihood(belief, labels, validate=False)
+    with pytest.raises(TypeError, match="y must be an integer tensor"):
+        SoftmaxHead(4).log_likelihood(belief, [0, 1, 0])  # type: ignore[arg-type]
+
+
+def test_values_that_are_not_what_memory_holds() -> None:
+    assert not cpu.usable(torch._neg_view(torch.ones(3)))
+
+
+@pytest.mark.parametrize("missing", ["weight", "bias"])
+def test_batch_norm_with_one_of_weight_and_bias(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mean, var = moments((6, 4), torch.float64)
+    weight, bias = affine(4, torch.float64)
+    given = [mean, var, weight if missing == "bias" else bias]
+
+    def sign(mean: Tensor, var: Tensor, known: Tensor) -> Outputs:
+        pair = (known, None) if missing == "bias" else (None, known)
+        centre, total = mean.detach().mean(0), mean.detach().var(0) + 1
+        return (normalized_sign(Normalization(mean, var, centre, total, *pair, False)),)
+
+    def by_hand(mean: Tensor, var: Tensor, known: Tensor) -> Outputs:
+        centre, total = mean.detach().mean(0), mean.detach().var(0) + 1
+        gain, shift = (known, 0.0) if missing == "bias" else (torch.ones_like(known), known)
+        moved = gain * (mean - centre) / total.sqrt() + shift
+        return (torch.erf(moved / (gain.abs() * (var / total).sqrt()) * 0.5**0.5),)
+
+    agree(sign, by_hand, given)
+
+
+def test_an_infinite_logit_is_no_gain() -> None:
+    logits = torch.zeros(3, 2)
+    logits[1, 0] = torch.inf
+    assert bool(compiled.tilt_and_kl(logits)[2].isnan())
+
+
+def test_second_derivatives_of_several_levels_are_those_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def curvature() -> Tensor:
+        torch.manual_seed(0)
+        posterior = bqn.nn.Posterior((4, 3), (-1.0, 0.0, 1.0)).signal_init_()
+        (slope,) = torch.autograd.grad(posterior.kl(), posterior.logits, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), posterior.logits)[0]
+
+    found = curvature()
+    monkeypatch.setattr(cpu, "_library", None)
+    assert_close(found, curvature())

@@ -115,12 +115,10 @@ class Categorical:
                 return lean if middle == 0 and half == 1 else middle + half * lean
 
             def var() -> Tensor:  # accurate where 1 - tanh² would cancel
-                if noise is not None:
-                    return half**2 * noise
                 odds = logits[..., 1] - logits[..., 0]
                 return (2 * half) ** 2 * torch.sigmoid(odds) * torch.sigmoid(-odds)
 
-            doubt = noise if noise is not None and half == 1 else var
+            doubt = var if noise is None else noise if half == 1 else half**2 * noise
             return cls.of(levels, probs=lambda: torch.softmax(logits, -1), logits=logits, mean=mean, var=doubt)
         return cls.of(levels, probs=lambda: torch.softmax(logits, -1), logits=logits)
 

@@ -299,7 +299,8 @@ class _MomentsAndKL(torch.autograd.Function):
         known = [tensor for tensor in grads if tensor is not None]
         if not known:
             return None, None, None
-        if len(levels) <= cpu.MOST_LEVELS and cpu.usable(logits, levels, log_prior, *known):
+        once = not torch.is_grad_enabled()  # C has no second derivative
+        if once and len(levels) <= cpu.MOST_LEVELS and cpu.usable(logits, levels, log_prior, *known):
             weight = 0.0 if by_kl is None else float(by_kl)
             return cpu.moments_and_kl_backward(logits, levels, log_prior, by_mean, by_var, weight), None, None
         log_q = torch.log_softmax(logits, -1)

@@ -16,7 +16,9 @@ Matrix products stay with torch, which has all cores for them. Callers ask `cpu.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from bqn.propagate.normalized_sign import Normalization
 
 Gradients = tuple[Tensor | None, ...]
+Backward = Callable[..., Gradients]
 
 
 def _require_once() -> None:
@@ -37,6 +40,19 @@ def _require_once() -> None:
         raise RuntimeError(
             "create_graph=True needs plain torch: set the environment variable BQN_CPU_KERNELS=torch, or use float64"
         )
+
+
+def _in_full_precision(backward: Backward) -> Backward:
+    """Backward passes outside of autocast, which a caller may have begun since: C reads what its products make."""
+
+    @functools.wraps(backward)
+    def call(ctx: Any, *grads: Tensor | None) -> Gradients:
+        if not torch.is_autocast_enabled("cpu"):
+            return backward(ctx, *grads)
+        with torch.autocast("cpu", enabled=False):
+            return backward(ctx, *grads)
+
+    return call
 
 
 def _contiguous(grad: Tensor | None) -> Tensor | None:
@@ -100,6 +116,7 @@ class _Moments(Function):
         return mean, squares @ noise.mT if total is None else torch.addmm(total, squares, noise.mT)
 
     @staticmethod
+    @_in_full_precision
     def backward(ctx: Any, by_mean: Tensor | None, by_var: Tensor | None) -> Gradients:
         _require_once()
         x, centre, weight, noise, squares = ctx.saved_tensors
@@ -180,41 +197,30 @@ class _CommonNoise(Function):
         ctx: Any, outer: Tensor, slope: Tensor, inner: Tensor, inputs: Tensor, low: float, high: float
     ) -> Tensor:
         means, sizes, share, scaled, squares = cpu.mean_slopes(slope, outer)
-        inner_squares, doubt = inner.square(), cpu.doubt(inputs, low, high)
+        doubt = cpu.doubt(inputs, low, high)
         reaching = scaled @ inner
-        gain = reaching.square().sub_(squares @ inner_squares)
+        gain = reaching.square().sub_(squares @ inner.square())
         noise = doubt @ gain.mT
         ctx.save_for_backward(
-            outer,
-            slope,
-            inner,
-            inputs,
-            means,
-            sizes,
-            scaled,
-            squares,
-            inner_squares,
-            doubt,
-            reaching,
-            gain,
-            noise,
-            share,
-        )
+            outer, slope, inner, inputs, means, sizes, scaled, squares, doubt, reaching, gain, noise, share
+        )  # fmt: skip
         ctx.levels = low, high
         return noise * share
 
     @staticmethod
+    @_in_full_precision
     def backward(ctx: Any, grad: Tensor) -> Gradients:
         _require_once()
-        (outer, slope, inner, inputs, means, sizes, scaled, squares, inner_squares, doubt, reaching, gain, noise,
-         share) = ctx.saved_tensors  # fmt: skip
+        outer, slope, inner, inputs, means, sizes, scaled, squares, doubt, reaching, gain, noise, share = (
+            ctx.saved_tensors
+        )
         shared = grad * share
         low, high = ctx.levels
         by_inputs = cpu.doubt_backward_(inputs, low, high, shared @ gain)
         by_gain = shared.mT @ doubt
         by_reaching = (by_gain * reaching).mul_(2)
         by_inner = (squares.mT @ by_gain).mul_(inner).addmm_(scaled.mT, by_reaching, beta=-2)
-        by_squares = (by_gain @ inner_squares.mT).neg_()
+        by_squares = (by_gain @ inner.square().mT).neg_()
         by_share = (grad * noise).sum(1)
         by_outer, by_slope = cpu.mean_slopes_backward(
             slope, outer, means, sizes, scaled, by_reaching @ inner.mT, by_squares, by_share

@@ -62,19 +62,24 @@ MOST_LEVELS = 16  # of `moments_and_kl`
 
 
 def usable(*tensors: Tensor | None) -> bool:
-    """Whether the compiled passes take these tensors: float32, contiguous, of a CPU, and free to be looked at."""
-    if _library is None or not in_plain_torch():
+    """Whether the compiled passes take these tensors: float32, contiguous, of a CPU, and free to be looked at.
+
+    Not under autocast, which would hand them products in half precision.
+    """
+    if _library is None or not in_plain_torch() or torch.is_autocast_enabled("cpu"):
         return False
-    for tensor in tensors:
-        if tensor is not None and not (tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous()):
-            return False
-    return True
+    return all(tensor is None or _plain(tensor) for tensor in tensors)
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor is its values in float32, one after the other."""
+    return tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous() and not tensor.is_neg()
 
 
 class _Scratch(threading.local):
     """Memory for what a pass holds while it runs: small tensors take longer to make than to use."""
 
-    memory = torch.empty(0, dtype=torch.float64)
+    memory = torch.empty(0, dtype=torch.float64, device="cpu")
 
 
 _scratch = _Scratch()
@@ -83,7 +88,7 @@ _scratch = _Scratch()
 def _work(numbers: int) -> int:
     """Where there is room for so many numbers in float64."""
     if _scratch.memory.numel() < numbers:
-        _scratch.memory = torch.empty(2 * numbers, dtype=torch.float64)
+        _scratch.memory = torch.empty(2 * numbers, dtype=torch.float64, device="cpu")  # whatever the default is
     return _scratch.memory.data_ptr()
 
 
@@ -116,7 +121,7 @@ def moments_and_kl(logits: Tensor, levels: Tensor, log_prior: Tensor) -> tuple[T
     """Mean and variance of weights with logits `(..., D)` on D levels, and the KL from a prior summed over all."""
     assert _library is not None
     mean, var = (logits.new_empty(logits.shape[:-1]) for _ in range(2))
-    kl = torch.empty((), dtype=torch.float64)
+    kl = torch.empty((), dtype=torch.float64, device="cpu")
     _library.bqn_moments_and_kl(
         *(tensor.data_ptr() for tensor in (logits, levels, log_prior)), len(levels),
         *(tensor.data_ptr() for tensor in (mean, var, kl)), mean.numel(),
@@ -130,10 +135,9 @@ def moments_and_kl_backward(
     """The gradient by the logits."""
     assert _library is not None
     grad = torch.empty_like(logits)
-    known = (None if tensor is None else tensor.data_ptr() for tensor in (grad_mean, grad_var))
     _library.bqn_moments_and_kl_backward(
-        *(tensor.data_ptr() for tensor in (logits, levels, log_prior)), len(levels), *known, grad_kl, grad.data_ptr(),
-        logits.numel() // len(levels),
+        *map(_pointer, (logits, levels, log_prior)), len(levels), *map(_pointer, (grad_mean, grad_var)), grad_kl,
+        grad.data_ptr(), logits.numel() // len(levels),
     )  # fmt: skip
     return grad
 

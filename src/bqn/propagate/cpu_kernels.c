@@ -104,7 +104,7 @@ EXPORT CLONES void bqn_tilt_and_kl(const float *logits, float *tilt, float *nois
         }
         total += (double)sum;
     }
-    *kl = (float)total;
+    *kl = isfinite(total) ? (float)total : NAN; /* an infinite logit must not look like the best of all */
 }
 
 static INLINE inline void tilt_and_kl_backward(const float *logits, const float *tilt, const float *grad_tilt,
@@ -604,7 +604,7 @@ EXPORT CLONES void bqn_mean_slopes_backward(const float *slope, const float *out
     for (int64_t u = 0; u < units; u++)
         work[u] = each * (work[u] + by_whole * sign_of(means[u]));
     for (int64_t n = 0; n < rows; n++, slope += units, by_slope += units) {
-        float by_size = 2.0f * by_share[n] * sizes[n] * inverse * inverse;
+        float by_size = 2.0f * by_share[n] * (sizes[n] * inverse * inverse);
 #pragma omp simd
         for (int64_t u = 0; u < units; u++)
             by_slope[u] = work[u] + by_size * sign_of(slope[u]);

@@ -116,7 +116,9 @@ def normalized_sign(source: Normalization) -> Tensor:
 def is_compiled(source: Normalization) -> bool:
     """Whether `compiled.normalized_sign` does it."""
     *tensors, _ = source
-    return cpu.usable(*tensors) and source.mean.numel() > 0 and working_dtype(source.mean) == source.mean.dtype
+    whole = (source.weight is None) == (source.bias is None)
+    fits = source.mean.numel() > 0 and working_dtype(source.mean) == source.mean.dtype
+    return whole and fits and cpu.usable(*tensors)
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
@@ -128,10 +130,9 @@ def coefficients(total: Tensor, weight: Tensor | None, bias: Tensor | None) -> t
     if weight is None:
         sign = torch.ones_like(total)
         return sign, torch.zeros_like(total) if bias is None else bias * total.sqrt()
-    assert bias is not None
-    flat = weight == 0
-    offset = bias * total.sqrt() / torch.where(flat, 1, weight).abs()
-    return weight.sign(), torch.where(flat, torch.where(bias >= 0, math.inf, -math.inf), offset)
+    flat, known = weight == 0, torch.zeros_like(total) if bias is None else bias
+    offset = known * total.sqrt() / torch.where(flat, 1, weight).abs()
+    return weight.sign(), torch.where(flat, torch.where(known >= 0, math.inf, -math.inf), offset)
 
 
 class _NormalizedSign(torch.autograd.Function):
@@ -174,12 +175,12 @@ class _NormalizedSign(torch.autograd.Function):
         if ctx.share is not None:
             through = through_shared_statistics(pull, mean, sign, offset, centre, total, ctx.share)
             grad_mean, grad_var = grad_mean + through[0], grad_var + through[1]
+        alive = sign != 0
+        divisor = torch.ones_like(total) if weight is None else torch.where(alive, weight, 1)
         grad_weight = grad_bias = None
         if weight is not None:
-            alive = weight != 0
-            finite = torch.where(alive, offset, 0)
-            divisor = torch.where(alive, weight, 1)
-            grad_weight = torch.where(alive, -pull * finite / divisor, 0)
+            grad_weight = torch.where(alive, -pull * torch.where(alive, offset, 0) / divisor, 0)
+        if bias is not None:
             grad_bias = torch.where(alive, pull * total.sqrt() / divisor.abs(), 0)
         return grad_mean, grad_var, None, None, grad_weight, grad_bias, None
 
