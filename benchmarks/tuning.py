@@ -1,11 +1,12 @@
 """Which settings are worth it? Single runs beside each other on validation examples, as a record under results/tuning.
 
-    python benchmarks/tuning.py --model cnn --data kmnist --round 6 --device cuda \\
-        --runs plain "turned: turn=10, zoom=0.1" "shared: drawn_epochs=40, mode_share=0.5"
+    python benchmarks/tuning.py --model cnn --data mnist --round 6 --device cuda \\
+        --runs plain "turned: turn=10, zoom=0.1" "half-mode: drawn_epochs=40, mode_share=0.5"
 
 A run is a name and, behind a colon, the settings of `bqn.training.TrainConfig` in which it differs from the recipe
-`best` of that model and data set. All of them train side by side; the test set plays no part. The record is
-MODEL-ROUND.json; runs that it has already, of other data sets or by other names, stay in it. A round that is finished
+`best` of that model and data set; what that has of its own is undone by name ("turn=0"). All of them train side by
+side; the test set plays no part. The record is MODEL-ROUND.json; runs that it has already, of other data sets or by
+other names, stay in it, if they are of the same recipe, seed, code and hardware. A round that is finished
 is named in `_RECORDS` of `bqn.reproduction.tuning` and in words in `reproduction/pages/tuning.md`, and then
 `bqn reproduce page` shows it.
 """
@@ -27,6 +28,7 @@ from bqn.training import DivergedError, Run, load_data
 from bqn.training.replicas import train_together
 
 ROOT = Path(__file__).resolve().parent.parent
+FIXED = ("model", "data", "seed", "device")  # arguments of their own
 ABOUT = {
     "what": "tuning runs: one network a setting, judged on validation examples (10 % of the training set)",
     "units": "scores: NLL in 1e-3 nats and error in percent, five networks for mc; entropy: share of the largest",
@@ -37,7 +39,13 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     """The name of a run, and what it changes."""
     name, _, changes = text.partition(":")
     pairs = [pair.partition("=") for pair in changes.split(",") if pair.strip()]
-    return name.strip(), {key.strip(): parse_setting(key.strip(), value.strip()) for key, _, value in pairs}
+    settings = {}
+    for key, equals, value in pairs:
+        key = key.strip()
+        if not equals or key in FIXED:
+            raise SystemExit(f"tuning: a run is NAME: SETTING=VALUE, …, without {', '.join(FIXED)}; got {text!r}")
+        settings[key] = parse_setting(key, value.strip())
+    return name.strip(), settings
 
 
 def entry(data: str, name: str, settings: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
@@ -57,11 +65,11 @@ def entry(data: str, name: str, settings: dict[str, Any], run: dict[str, Any]) -
 
 
 def runs_so_far(path: Path, head: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs of a record that is begun, which must be of the same seed and recipe."""
+    """The runs of a record that is begun: what its head says must hold for the new ones too."""
     if not path.exists():
         return []
     known = tuning.read(path)
-    for name in ("seed", "settings"):
+    for name in ("seed", "settings", "code", "hardware"):
         if known[name] != head[name]:
             raise SystemExit(f"tuning: {path} is of {name} {known[name]}, asked for is {head[name]}; begin a new round")
     return list(known["runs"])
@@ -84,7 +92,7 @@ def judged(run: Run, dataset: Any) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="mlp, cnn or vgg")
+    parser.add_argument("--model", required=True, choices=("mlp", "cnn", "vgg"), help="architecture of a recipe")
     parser.add_argument("--data", required=True, help="name of the data set")
     parser.add_argument("--round", type=int, required=True, help="number of the record")
     parser.add_argument("--runs", nargs="+", required=True, metavar="NAME[: SETTING=VALUE, …]", help="what to compare")
@@ -95,6 +103,8 @@ def main() -> None:
     args = parser.parse_args()
     common, own = recipes.RECIPES["best"][args.model], recipes.RECIPES["best"].get((args.model, args.data), {})
     asked = {name: {**own, **changes} for name, changes in map(parse, args.runs)}
+    if len(asked) < len(args.runs):
+        raise SystemExit("tuning: --runs must have different names")
     recipe = Cell(args.model, args.data, seed=args.seed).config(args.device)
     configs = [replace(recipe, **settings) for settings in asked.values()]
     path = args.out / f"{args.model}-{args.round}.json"

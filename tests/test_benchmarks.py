@@ -166,6 +166,9 @@ def test_a_tuning_record(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert second["runs"][:2] == first["runs"][::-1], "the same seed finds the same"
     with pytest.raises(SystemExit, match="seed 0, asked for is 1; begin a new round"):
         run("plain", seed=1)
+    for bad in (("a: lam",), ("a: seed=3",), ("a", "a: lam=1")):
+        with pytest.raises(SystemExit, match=r"NAME: SETTING=VALUE|different names"):
+            run(*bad)
 
 
 def test_operations_of_a_cpu_step_by_kind(load: Any) -> None:

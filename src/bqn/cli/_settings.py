@@ -70,7 +70,7 @@ SETTINGS: Mapping[str, Setting] = {
     "warm_up_lam": Setting(OBJECTIVE, "λ during the warm-up", "λ"),
     "bound": Setting(OBJECTIVE, "Bound on the log-likelihood of a classifier: {choices}", "NAME"),
     "drawn_epochs": Setting(OBJECTIVE, "Epochs at the end that train networks drawn from the posterior too", "N"),
-    "mode_share": Setting(OBJECTIVE, "Share of their steps with the most probable network instead", "FRACTION"),
+    "mode_share": Setting(OBJECTIVE, "Share of the steps that draw with the most probable network instead", "FRACTION"),
     "flip": Setting(SWITCHES, "Augmentation: mirror images at random"),
     "batch_norm": Setting(SWITCHES, "Batch norm after each hidden layer"),
     "pool_first": Setting(SWITCHES, "Pooling before batch norm and sign"),
