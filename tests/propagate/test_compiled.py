@@ -12,7 +12,8 @@ from bqn.beliefs import Categorical, Gaussian
 from bqn.heads import SoftmaxHead
 from bqn.levels import BINARY
 from bqn.propagate import clt, compiled, cpu, together, units
-from bqn.propagate.normalized_sign import Normalization, normalized_sign
+from bqn.propagate.normalization import Normalization
+from bqn.propagate.normalized_sign import normalized_sign
 from bqn.propagate.threshold import quantize
 from tests.propagate.test_normalized_sign import SHAPES, affine, moments, source
 

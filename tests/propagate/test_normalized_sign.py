@@ -8,13 +8,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import bqn
-from bqn.propagate.normalized_sign import (
-    Normalization,
-    coefficients,
-    normalized_moments,
-    normalized_sign,
-    statistics,
-)
+from bqn.propagate.normalization import Normalization, coefficients, normalized_moments
+from bqn.propagate.normalized_sign import normalized_sign, statistics
 from bqn.propagate.threshold import standardize
 
 SHAPES = [(7, 3), (5, 4, 6), (3, 5, 4, 7), (2, 1, 1, 1)]

@@ -13,7 +13,8 @@ from bqn.checks import require_finite, require_floating, require_positive
 from bqn.nn._layer import Layer
 from bqn.nn._shapes import require_input
 from bqn.propagate import batch
-from bqn.propagate.normalized_sign import Normalization, normalized_moments, statistics
+from bqn.propagate.normalization import Normalization, normalized_moments
+from bqn.propagate.normalized_sign import statistics
 
 
 class _BatchNorm(Layer):

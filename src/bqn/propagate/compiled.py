@@ -19,16 +19,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from bqn.propagate import batch, cpu
-
-if TYPE_CHECKING:
-    from bqn.propagate.normalized_sign import Normalization
+from bqn.propagate.normalization import Normalization, coefficients, through_shared_statistics
 
 Gradients = tuple[Tensor | None, ...]
 Backward = Callable[..., Gradients]
@@ -168,8 +166,6 @@ class _NormalizedSign(Function):
             grad, _contiguous(by_slope), mean, var, (centre, total, weight, bias), ctx.count
         )
         if ctx.share is not None:
-            from bqn.propagate.normalized_sign import coefficients, through_shared_statistics
-
             sign, offset = coefficients(total, weight, bias)
             through = through_shared_statistics(pull, mean, sign, offset, centre, total, ctx.share)
             by_mean, by_var = by_mean + through[0], by_var + through[1]

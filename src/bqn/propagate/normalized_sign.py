@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,34 +28,12 @@ from torch import Tensor
 from bqn.checks import may_read_values
 from bqn.propagate import batch, compiled, cpu
 from bqn.propagate.half import working_dtype
+from bqn.propagate.normalization import Normalization, coefficients, column, through_shared_statistics
 
 _ROOT_HALF = math.sqrt(0.5)
 _DENSITY = math.sqrt(2 / math.pi)
 _TRITON_IS_THERE = importlib.util.find_spec("triton") is not None
 SURE = 40.0  # standard deviations beyond which a sign is certain
-
-
-class Normalization(NamedTuple):
-    """What batch norm knows before it normalizes.
-
-    Attributes
-    ----------
-    mean, var : Tensor `(N, C, ...)`
-        Moments of its input.
-    centre, total : Tensor `(C,)`
-        Mean and variance that it normalizes with; `total` includes its eps. Without a gradient of their own.
-    weight, bias : Tensor `(C,)` or None
-    from_batch : bool
-        Whether centre and total were computed from `mean` and `var`, so that gradients flow through them too.
-    """
-
-    mean: Tensor
-    var: Tensor
-    centre: Tensor
-    total: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
-    from_batch: bool
 
 
 def fused(tensor: Tensor) -> bool:
@@ -89,22 +67,6 @@ def statistics(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     return centre, scatter + var.to(wide).mean(others)
 
 
-def normalized_moments(source: Normalization, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and variance behind batch norm, for layers that need them; both `(N, C, ...)`."""
-    mean, var, centre, total, weight, bias, from_batch = source
-    if from_batch:  # once more, with gradients
-        others = [dim for dim in range(mean.dim()) if dim != 1]
-        scatter, centre = torch.var_mean(mean, others, correction=0)
-        centre, total = batch.moments_of_all(centre, scatter + var.mean(others))
-        total = total + eps
-    scale = total.rsqrt()
-    if weight is not None:
-        scale = scale * weight
-    shift = -centre * scale if bias is None else bias - centre * scale
-    moved = mean * _column(scale, mean) + _column(shift, mean)
-    return moved, var * _column(scale.square(), mean)
-
-
 def normalized_sign(source: Normalization) -> Tensor:
     """The mean of the sign behind batch norm, `(N, C, ...)`."""
     if is_compiled(source):
@@ -119,20 +81,6 @@ def is_compiled(source: Normalization) -> bool:
     whole = (source.weight is None) == (source.bias is None)
     fits = source.mean.numel() > 0 and working_dtype(source.mean) == source.mean.dtype
     return whole and fits and cpu.usable(*tensors)
-
-
-def _column(values: Tensor, like: Tensor) -> Tensor:
-    return values.reshape(1, -1, *(1 for _ in like.shape[2:]))
-
-
-def coefficients(total: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """sgn(γ) and k per channel. Where γ is zero the sign is that of β, for certain."""
-    if weight is None:
-        sign = torch.ones_like(total)
-        return sign, torch.zeros_like(total) if bias is None else bias * total.sqrt()
-    flat, known = weight == 0, torch.zeros_like(total) if bias is None else bias
-    offset = known * total.sqrt() / torch.where(flat, 1, weight).abs()
-    return weight.sign(), torch.where(flat, torch.where(known >= 0, math.inf, -math.inf), offset)
 
 
 class _NormalizedSign(torch.autograd.Function):
@@ -189,7 +137,7 @@ def _score(mean: Tensor, var: Tensor, sign: Tensor, shift: Tensor) -> Tensor:
     """z, between -40 and 40; the floor on the variance keeps `var^-1.5` inside the range of the dtype."""
     wide = mean.dtype if mean.dtype == torch.float64 else torch.float32
     floor = torch.finfo(wide).tiny ** 0.5
-    distance = torch.addcmul(_column(shift, mean), mean.to(wide), _column(sign, mean))
+    distance = torch.addcmul(column(shift, mean), mean.to(wide), column(sign, mean))
     certain = torch.where(distance >= 0, SURE, -SURE)
     score = distance * var.to(wide).clamp_min(floor).rsqrt()
     return torch.where(var <= floor, certain, score.clamp(-SURE, SURE))  # so that a NaN stays a NaN
@@ -208,18 +156,7 @@ def _backward(
     flow = torch.where(score.abs() >= SURE, 0, flow)
     pull = flow.sum([dim for dim in range(mean.dim()) if dim != 1])
     through_total = torch.where(sign != 0, pull * offset, 0) / (total * count)
-    grad_mean = torch.addcmul(_column(-sign * pull / count - through_total * centre, mean), flow, _column(sign, mean))
-    grad_mean = torch.addcmul(grad_mean, mean.to(wide), _column(through_total, mean))
-    grad_var = flow * score * inverse * -0.5 + _column(0.5 * through_total, mean)
+    grad_mean = torch.addcmul(column(-sign * pull / count - through_total * centre, mean), flow, column(sign, mean))
+    grad_mean = torch.addcmul(grad_mean, mean.to(wide), column(through_total, mean))
+    grad_var = flow * score * inverse * -0.5 + column(0.5 * through_total, mean)
     return grad_mean.to(mean.dtype), grad_var.to(var.dtype), pull
-
-
-def through_shared_statistics(
-    pull: Tensor, mean: Tensor, sign: Tensor, offset: Tensor, centre: Tensor, total: Tensor, share: batch.Share
-) -> tuple[Tensor, Tensor]:
-    """The terms with 1/n of the gradients by mean and var, where n and A count the parts of all processes."""
-    count = mean.numel() // mean.shape[1] * (share.all / share.own)
-    pull = share.add_up(pull) / count
-    slope = torch.where(sign != 0, pull * offset, 0) / total
-    by_mean = _column(slope, mean) * (mean - _column(centre, mean)) - _column(sign * pull, mean)
-    return by_mean.to(mean.dtype), _column(0.5 * slope, mean).to(mean.dtype)

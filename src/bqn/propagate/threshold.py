@@ -15,7 +15,8 @@ from bqn.checks import may_look
 from bqn.levels import Levels, index_tensor, interval_index, level_tensor
 from bqn.propagate import compiled
 from bqn.propagate.neighbours import Neighbours, behind_sign
-from bqn.propagate.normalized_sign import Normalization, is_compiled, normalized_sign
+from bqn.propagate.normalization import Normalization
+from bqn.propagate.normalized_sign import is_compiled, normalized_sign
 from bqn.propagate.units import Units, density, density_of, slope_of_quantized
 
 _ROOT_HALF = math.sqrt(0.5)
