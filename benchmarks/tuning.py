@@ -120,6 +120,7 @@ def main() -> None:
         "settings": json.loads(json.dumps(dict(common))),
     }
     known = runs_so_far(path, head)
+    args.out.mkdir(parents=True, exist_ok=True)
     dataset = load_data(configs[0], args.data_dir)
     found = train_together(configs, dataset, report=lambda index, record: print(list(asked)[index], record, flush=True))
     runs = []

@@ -145,10 +145,10 @@ def test_a_tuning_record(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def run(*runs: str, seed: int = 0) -> dict[str, Any]:
         command = ["tuning.py", "--model", "mlp", "--data", "digits", "--round", "9", "--device", "cpu"]
-        command += ["--seed", str(seed), "--out", str(tmp_path), "--runs", *runs]
+        command += ["--seed", str(seed), "--out", str(tmp_path / "new"), "--runs", *runs]
         monkeypatch.setattr(sys, "argv", command)
         tuning.main()
-        return dict(tuning.tuning.read(tmp_path / "mlp-9.json"))
+        return dict(tuning.tuning.read(tmp_path / "new/mlp-9.json"))
 
     first = run("plain", "other: lam=0.3, shift=1")
     assert first["settings"] == {"epochs": 1, "hidden": [8], "lam": 0.1, "compile": True}
