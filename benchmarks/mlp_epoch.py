@@ -24,10 +24,7 @@ A profiler makes small operations look longer than they are. The milliseconds of
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
-import json
-import platform
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +37,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import bqn
-from bqn.atomic import write_atomic
+from timing import hardware, write
 
 SIZES = (784, 512, 256, 10)
 BATCH = 100
@@ -177,10 +174,10 @@ def show_profile(steps: Steps, seconds: dict[str, float], x: Tensor, y: Tensor) 
     return rows
 
 
-def show_epochs(seconds: dict[str, float], hardware: str) -> list[dict[str, object]]:
+def show_epochs(seconds: dict[str, float]) -> list[dict[str, object]]:
     """Print the time of an epoch of each network, and return ours beside each other one as rows of a record."""
     epoch = DATA_SIZE // BATCH
-    print(f"one epoch of the MLP on MNIST, batch {BATCH}, {hardware}")
+    print(f"one epoch of the MLP on MNIST, batch {BATCH}, {hardware()}")
     print(f"{'network':16s}{'s/epoch':>9s}{'ratio':>7s}   (floor 2.0)")
     rows: list[dict[str, object]] = []
     for name, value in seconds.items():
@@ -213,12 +210,8 @@ def main() -> None:
     x, y = pixels(args.data_dir)
     steps = {name: make() for name, make in makers.items() if not args.profile or name in ("plain", "bqn")}
     seconds = seconds_a_step(steps, x, y, args.turns)
-    hardware = f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}"
-    rows = show_profile(steps, seconds, x, y) if args.profile else show_epochs(seconds, hardware)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        record = {"hardware": hardware, "date": str(datetime.date.today()), "rows": rows}
-        write_atomic(args.out, f"{json.dumps(record, indent=1)}\n".encode())
+    rows = show_profile(steps, seconds, x, y) if args.profile else show_epochs(seconds)
+    write(args.out, rows)
 
 
 if __name__ == "__main__":

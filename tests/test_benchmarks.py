@@ -184,3 +184,17 @@ def test_operations_of_a_cpu_step_by_kind(load: Any) -> None:
         }
         assert bool(found["passes"]["calls"]) == (name == "bqn")
         assert all(each["us"] >= 0 for each in found.values())
+
+
+def test_runs_of_rivals_are_those_of_the_records(load: Any) -> None:
+    """Each record can be made again from its line, and the command that skips what is there skips them all."""
+    rivals = load("rivals")
+    folder = FOLDER.parent / "results/rivals"
+    tasks = [rivals.Task.parse(text, folder) for text in rivals.RUNS]
+    assert sorted(task.path for task in tasks) == sorted(folder.glob("*.json"))
+    for task in tasks:
+        known = json.loads(task.path.read_text())
+        assert rivals.difference(known, task.config(0, "cpu")) is None, task.path.name
+        assert rivals._begin(task, "cpu") == known
+    other = rivals.Task.parse("qnn:mlp:mnist:epochs=3", folder)
+    assert "epochs 20, not 3" in rivals.difference(json.loads(other.path.read_text()), other.config(0, "cpu"))
