@@ -99,8 +99,8 @@ class Network(nn.Module):
             return combine(self._log_likelihoods(x, y, **options), self.kl(), data_size, lam)
 
     def draw(self, generator: torch.Generator | None = None, mode_share: float = 0.0) -> Draws:
-        """Weights of one network drawn from the posterior, for `half_drawn_elbo_terms`; with probability `mode_share`
-        its most probable ones."""
+        """Weights of one network drawn from the posterior, for `half_drawn_elbo_terms` and
+        `drawn_elbo_terms`; with probability `mode_share` its most probable ones."""
         return draw(self.body, generator, mode_share)
 
     def half_drawn_elbo_terms(
@@ -118,6 +118,13 @@ class Network(nn.Module):
             with drawn(self.body, draws):
                 sampled = self._log_likelihoods(x, y)
             return combine(0.5 * (analytic + sampled), self.kl(), data_size, lam)
+
+    def drawn_elbo_terms(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, draws: Draws) -> ElboTerms:
+        """The objective with the log-likelihood of a network that was drawn from the posterior; as above, without the
+        analytic half."""
+        _require_data_size(data_size)
+        with computed_once(self), drawn(self.body, draws):
+            return combine(self._log_likelihoods(x, y), self.kl(), data_size, lam)
 
     def _log_likelihoods(self, x: Tensor, y: Tensor, **options: str) -> Tensor:
         belief = half.raised(self(x), torch.float32)  # bounds need the digits that half precision lacks

@@ -41,7 +41,7 @@ def compile_as(trainer: Trainer, change: Change) -> list[ElboTerms]:
         made.append(terms._replace(value=terms.value.detach() + torch.stack(slopes).sum()))
         return made[-1]
 
-    trainer.__dict__["_compiled"] = objective
+    trainer.__dict__["_compiled"] = {"analytic": objective}
     return made
 
 
@@ -151,15 +151,17 @@ def test_the_verdict_for_one_architecture_is_for_all_its_runs() -> None:
     assert not any(trainer.compiles for trainer in trainers)
 
 
-def test_drawn_and_other_epochs_are_two_programs() -> None:
+def test_what_a_step_trains_makes_a_program_of_its_own() -> None:
     asked = []
 
     def gradients(trainer: Trainer) -> dict[str, Tensor]:
-        asked.append((trainer.draws, trainer.compiles))
+        asked.append((trainer.step_kind, trainer.compiles))
         return {"weight": torch.ones(2)}
 
-    compiler.check([trainer_of(epochs=2, drawn_epochs=count) for count in (0, 2)], gradients)
-    assert asked == [(False, True), (False, False), (True, True), (True, False)]
+    turns = trainer_of(epochs=2, drawn_epochs=2, drawn_turns=1)
+    turns.state.position = 1
+    compiler.check([*(trainer_of(epochs=2, drawn_epochs=count) for count in (0, 2)), turns], gradients)
+    assert asked == [(kind, compiles) for kind in ("analytic", "both", "drawn") for compiles in (True, False)]
 
 
 def test_looking_leaves_the_generators_alone() -> None:

@@ -95,6 +95,37 @@ def test_half_of_the_objective_is_that_of_a_sampled_network() -> None:
     torch.testing.assert_close(terms.value, expected - 0.1 * net.kl() / 50)
 
 
+def test_a_drawn_network_alone() -> None:
+    torch.manual_seed(0)
+    net = models.cnn((1, 8, 8), 3, channels=(4,), hidden=8)
+    x, y = torch.rand(12, 1, 8, 8), torch.randint(3, (12,))
+    net.train()
+    terms = net.drawn_elbo_terms(x, y, 50, 0.1, net.draw(torch.Generator().manual_seed(3)))
+    sampled = net.sample(torch.Generator().manual_seed(3)).train()
+    torch.testing.assert_close(terms.log_likelihood, sampled.head.log_likelihood(sampled(x), y).mean())
+    torch.testing.assert_close(terms.value, terms.log_likelihood - 0.1 * net.kl() / 50)
+    (by_draw,) = torch.autograd.grad(terms.value, net.head.log_scale)
+    (analytic,) = torch.autograd.grad(net.elbo_terms(x, y, 50, 0.1).value, net.head.log_scale)
+    both = net.half_drawn_elbo_terms(x, y, 50, 0.1, net.draw(torch.Generator().manual_seed(3)))
+    (found,) = torch.autograd.grad(both.value, net.head.log_scale)
+    torch.testing.assert_close(found, 0.5 * (by_draw + analytic))
+
+
+def test_the_passes_take_turns() -> None:
+    config = tiny.config(epochs=3, drawn_epochs=2, drawn_turns=2, batch_size=10)
+    trainer = Trainer(build_model(config, (1, 6, 6), 3), tiny.images(40), None, config, torch.device("cpu"))
+    seen, terms = [], trainer.terms
+
+    def note(batch, lam=None):  # type: ignore[no-untyped-def]
+        seen.append(trainer.step_kind)
+        return terms(batch, lam)
+
+    trainer.terms = note  # type: ignore[method-assign]
+    trainer.run(None, None)
+    turns = ["drawn", "drawn", "analytic"]
+    assert seen == ["analytic"] * 4 + [turns[step % 3] for step in range(8)], "turns go on from epoch to epoch"
+
+
 def test_the_training_loop_uses_it() -> None:
     for share in (0.0, 1.0):
         config = tiny.config(epochs=1, drawn_epochs=1, mode_share=share, batch_norm=False)
@@ -207,6 +238,10 @@ def test_bad_settings() -> None:
         tiny.config(drawn_epochs=1, mode_share=1.5)
     with pytest.raises(ConfigError, match="mode_share needs steps that draw"):
         tiny.config(mode_share=0.5)
+    with pytest.raises(ConfigError, match="drawn_turns must be at least 0"):
+        tiny.config(drawn_epochs=1, drawn_turns=-1)
+    with pytest.raises(ConfigError, match="drawn_turns needs steps that draw"):
+        tiny.config(drawn_turns=1)
     with pytest.raises(ConfigError, match="patience does not go with drawn_epochs"):
         tiny.config(drawn_epochs=1, patience=2)
     for count in (3, 4):

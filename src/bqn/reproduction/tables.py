@@ -282,14 +282,19 @@ def _settings(document: Mapping[str, Any]) -> list[str]:
     }
     code = f"{document.get('code', '')!s:.7}{'+' if document.get('code_changed') else ''}"
     some = f"{config.drawn_epochs} drawn" if config.best_after else "all drawn"
-    drawn = f", {some}{mode_share(config)}" if config.drawn_epochs else ""
+    drawn = f", {some}{how_drawn(config)}" if config.drawn_epochs else ""
     return [config.bound, f"{config.epochs}{drawn}", rates[config.lr_schedule], lams[config.lam_schedule],
             str(config.init), augmentation(config), document.get("hardware", ""), code]  # fmt: skip
 
 
-def mode_share(config: TrainConfig) -> str:
-    """How often the most probable network stands for a drawn one, to follow the number of epochs; "" if never."""
-    return f", the mode in {config.mode_share:.0%} of steps" if config.mode_share else ""
+def how_drawn(config: TrainConfig) -> str:
+    """What such epochs do beyond a drawn network a step, to follow their number: turns, the mode; "" if nothing."""
+    turns = f", {config.drawn_turns} of {config.drawn_turns + 1} steps" if config.drawn_turns else ""
+    return (
+        f"{turns}, the mode in {config.mode_share:.0%} of {'these' if turns else 'steps'}"
+        if config.mode_share
+        else turns
+    )
 
 
 def augmentation(config: TrainConfig) -> str:

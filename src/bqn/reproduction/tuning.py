@@ -117,7 +117,7 @@ def _row(run: Record, record: Record) -> list[str]:
         lam,
         tables.augmentation(config),
         f"{config.learning_rate:g}",
-        f"{config.drawn_epochs}{tables.mode_share(config)}",
+        f"{config.drawn_epochs}{tables.how_drawn(config)}",
         *scores,
         f"{run['entropy']:.3f}",
         "–" if run["best_epoch"] is None else str(run["best_epoch"]),

@@ -91,7 +91,7 @@ def check(trainers: Sequence[Trainer], gradients: Callable[[Trainer], Gradients]
         if not trainer.compiles:
             continue
         config = trainer.config
-        program = str(trainer.net), config.mixed_precision, config.bound, config.accumulate, trainer.draws
+        program = str(trainer.net), config.mixed_precision, config.bound, config.accumulate, trainer.step_kind
         if program not in verdicts:
             verdicts[program] = _trusted(trainer, gradients)
         trainer.compiles = verdicts[program]

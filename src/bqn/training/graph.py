@@ -20,7 +20,7 @@ from bqn.training import compiler
 from bqn.training.guard import health
 
 if TYPE_CHECKING:
-    from bqn.training.loop import Trainer
+    from bqn.training.loop import StepKind, Trainer
 
 _WARM_UP = 3  # steps before recording: libraries set themselves up and choose their algorithms
 
@@ -81,7 +81,7 @@ class Recording:
     def __init__(self, trainers: Sequence[Trainer]) -> None:
         self.trainers = tuple(trainers)
         self.schedules = [Schedule(trainer) for trainer in self.trainers]
-        self.graphs: dict[tuple[int, tuple[bool, ...]], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[int, tuple[StepKind, ...]], torch.cuda.CUDAGraph] = {}
         self.streams = [torch.cuda.Stream(trainer.device) for trainer in self.trainers]
 
     def begin_epoch(self, orders: Sequence[Tensor]) -> None:
@@ -96,12 +96,12 @@ class Recording:
             schedule.healthy.zero_()
         for step in range(start, start + count):
             self._graph(self.schedules[0].sizes[step]).replay()
-        for trainer in self.trainers:
-            trainer.state.position += count
+            for trainer in self.trainers:
+                trainer.state.position += 1
         return [schedule.healthy for schedule in self.schedules]
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
-        kind = size, tuple(trainer.draws for trainer in self.trainers)
+        kind = size, tuple(trainer.step_kind for trainer in self.trainers)
         if kind not in self.graphs:
             self.graphs[kind] = self._record(size)
         return self.graphs[kind]

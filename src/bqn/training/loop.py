@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ from bqn.training.validation import BATCH, Scores, validate
 
 Report = Callable[[EpochRecord], None]
 Tick = Callable[[int, int], None]
+StepKind = Literal["analytic", "drawn", "both"]
 
 # Steps between looks at the health of a run on a GPU: looking makes the GPU wait. On a CPU every step is looked at.
 LOOK_EVERY = {"cpu": 1, "cuda": 100}
@@ -313,7 +315,8 @@ class Trainer:
 
     def draw(self) -> Draws | None:
         """The network that a step draws from the posterior, one for all parts of its batch; None if it draws none."""
-        return self.net.draw(self.state.augmentation, self.config.mode_share) if self.draws else None
+        draws = self.step_kind != "analytic"
+        return self.net.draw(self.state.augmentation, self.config.mode_share) if draws else None
 
     def examples(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """The examples of a batch `(B,)`, augmented, and their targets."""
@@ -325,30 +328,37 @@ class Trainer:
         return x, y
 
     @property
-    def draws(self) -> bool:
-        """Whether this epoch trains networks that are drawn from the posterior too."""
-        return self.state.epoch >= self.config.epochs - self.config.drawn_epochs
+    def step_kind(self) -> StepKind:
+        """What the step that comes next trains."""
+        config = self.config
+        if self.state.epoch < config.epochs - config.drawn_epochs:
+            return "analytic"
+        if not config.drawn_turns:
+            return "both"
+        return "drawn" if self._steps_done() % (config.drawn_turns + 1) else "analytic"
 
     def objective(self, x: Tensor, y: Tensor, lam: Tensor | None = None, draws: Draws | None = None) -> ElboTerms:
         """The objective on some examples as stored, with λ as in `terms` and what `draw` gave."""
         compiles = self.compiles and lam is not None
         inputs, count, weight = to_input(x), len(self.x), self.lam(self._time()) if lam is None else lam
         bound = {} if isinstance(self.net.head, GaussianHead) else {"bound": self.config.bound}
+        objectives = self._compiled if compiles else self._objectives
         with half.lowered() if self.config.mixed_precision else nullcontext():
-            if draws is not None:
-                terms = self._half_drawn_compiled if compiles else self.net.half_drawn_elbo_terms
-                return terms(inputs, y, count, weight, draws, **bound)
-            terms = self._compiled if compiles else self.net.elbo_terms
-            return terms(inputs, y, count, weight, **bound)
+            if draws is None:
+                return objectives["analytic"](inputs, y, count, weight, **bound)
+            if self.config.drawn_turns:
+                return objectives["drawn"](inputs, y, count, weight, draws)
+            return objectives["both"](inputs, y, count, weight, draws, **bound)
 
     @cached_property
-    def _compiled(self) -> Callable[..., ElboTerms]:
-        """The objective, compiled; see `compiler.compiled`."""
-        return compiled(self.net.elbo_terms)
+    def _objectives(self) -> dict[StepKind, Callable[..., ElboTerms]]:
+        net = self.net
+        return {"analytic": net.elbo_terms, "drawn": net.drawn_elbo_terms, "both": net.half_drawn_elbo_terms}
 
     @cached_property
-    def _half_drawn_compiled(self) -> Callable[..., ElboTerms]:
-        return compiled(self.net.half_drawn_elbo_terms)
+    def _compiled(self) -> dict[StepKind, Callable[..., ElboTerms]]:
+        """The same, compiled when they are called; see `compiler.compiled`."""
+        return {kind: compiled(objective) for kind, objective in self._objectives.items()}
 
     def _score(self, started: float) -> EpochRecord:
         state, config = self.state, self.config
