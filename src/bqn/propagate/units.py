@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -57,6 +56,7 @@ class Units(NamedTuple):
         Gives the slope of each unit's mean by its sum, `(N, units)`; None while the units are the sums themselves.
     from_batch : bool
         Whether examples of the batch depend on each other already, so that they may here.
+    read : Pair or None, these inputs where they lie on two levels
     """
 
     doubt: Callable[[], Tensor]
@@ -64,28 +64,26 @@ class Units(NamedTuple):
     weight: Tensor
     slope: Callable[[], Tensor] | None = None
     from_batch: bool = False
+    read: Pair | None = None
+
+
+class Pair(NamedTuple):
+    """The mean of what lies on two levels, and these."""
+
+    mean: Tensor
+    low: float
+    high: float
 
 
 def that_read(x: Gaussian | Categorical, weight: Tensor) -> Units:
     """The units that read `x` with weights of these means. They hold on to nothing that `x` is made of itself."""
     if isinstance(x, Categorical) and len(x.level_values) == 2:
         # Formed when it is needed, and each time anew: activation checkpointing relies on it.
-        return Units(DoubtOfPair(x.mean, *x.level_values), x.neighbours, weight)
+        pair = Pair(x.mean, *x.level_values)
+        # A function, not an object that can be called: torch 2.11's compiler loses the attributes of such an object.
+        return Units(lambda: _Doubt.apply(*pair), x.neighbours, weight, read=pair)  # type: ignore[no-untyped-call]
     var = x.var
     return Units(lambda: var, x.neighbours, weight)
-
-
-@dataclass(frozen=True, slots=True)
-class DoubtOfPair:
-    """The variance of what lies on two levels, from its mean: formed when it is called."""
-
-    mean: Tensor
-    low: float
-    high: float
-
-    def __call__(self) -> Tensor:
-        var: Tensor = _Doubt.apply(self.mean, self.low, self.high)  # type: ignore[no-untyped-call]
-        return var
 
 
 class _Doubt(torch.autograd.Function):
@@ -177,10 +175,8 @@ def common_noise(units: Units, weight: Tensor) -> Tensor | None:
     slope = units.slope().to(weight.dtype)
     if slope.shape[0] == 0:
         return None
-    if _compiled(units, weight, slope):
-        assert isinstance(units.doubt, DoubtOfPair)
-        read = units.doubt
-        return compiled.common_noise(weight, slope, units.weight, read.mean, (read.low, read.high))
+    if units.read is not None and _compiled(units, units.read, weight, slope):
+        return compiled.common_noise(weight, slope, units.weight, units.read.mean, (units.read.low, units.read.high))
     near, var, level = _noise_of_inputs(units, weight.dtype)
     if units.from_batch and near is None:
         return _by_mean_slopes(weight, slope, units.weight, var)
@@ -189,12 +185,12 @@ def common_noise(units: Units, weight: Tensor) -> Tensor | None:
     return noise
 
 
-def _compiled(units: Units, weight: Tensor, slope: Tensor) -> bool:
+def _compiled(units: Units, read: Pair, weight: Tensor, slope: Tensor) -> bool:
     """Whether `compiled.common_noise` can do it: by mean slopes, of inputs on two levels that do not err together."""
     apart = units.neighbours is None or units.neighbours.places is None
-    if not (units.from_batch and apart and isinstance(units.doubt, DoubtOfPair)) or batch.current_share() is not None:
+    if not (units.from_batch and apart) or batch.current_share() is not None:
         return False
-    return cpu.usable(weight, slope, units.weight, units.doubt.mean)
+    return cpu.usable(weight, slope, units.weight, read.mean)
 
 
 def _by_mean_slopes(outer: Tensor, slope: Tensor, inner: Tensor, var: Tensor) -> Tensor:
