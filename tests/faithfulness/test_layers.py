@@ -175,3 +175,19 @@ def test_hooks_are_gone_afterwards():
     net = bqn.models.mlp(2, 2, (2,)).eval()
     LayerTally(net, torch.ones(1, 2))
     assert not any(module._forward_hooks for module in net.modules())
+
+
+@torch.no_grad()
+def test_where_all_networks_say_the_same_nothing_varies():
+    """The sign is +1 in every network, the belief only nearly: what rounding leaves must not pass for a spread."""
+    layers = (bqn.nn.Linear(4, 8, bias=False), bqn.nn.Sign(), bqn.nn.Linear(8, 2, bias=False))
+    net = undecided(bqn.Network(bqn.nn.Sequential(*layers), bqn.SoftmaxHead(2)))
+    for unit in range(8):
+        settle(layers[0].weight, unit, 0)
+    tally = LayerTally(net, torch.tensor([[0.9, 0.3, 0.2, 0.1]]))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(101):
+        tally.add(net.sample(generator))
+    sign = tally.table()[1]
+    assert sign["kind"] == "Sign"
+    assert sign["mean_error"] is sign["variance_ratio"] is sign["correlation"]["unit"] is None

@@ -146,7 +146,8 @@ def test_recipe_best_is_among_the_tuning_runs() -> None:
         ("mlp-2", "mnist"): "s1l3e-2d0",
         ("mlp-3", "fashion-mnist"): "l0.03",
         ("mlp-3", "kmnist"): "l0.1",
-        ("cnn-4", "fashion-mnist"): "l0.03",
+        ("cnn-5", "mnist"): "turned",
+        ("cnn-5", "fashion-mnist"): "half-mode",
         ("cnn-5", "kmnist"): "turned-half-mode",
         ("vgg-7", "cifar10"): "l0.01-drawn40",
     }

@@ -19,6 +19,7 @@ from bqn.nn import Flatten, Layer
 from bqn.nn._linear import WeightedSum
 
 PAIRS = 2**14
+_ROUNDING = 1e-12  # of the mean square deviation: what float64 leaves where nothing varies
 KINDS = ("neighbour", "channel", "unit")
 
 
@@ -34,25 +35,27 @@ class _Pairs:
 class _Watched:
     """One layer: what mean field says of it, and the sums over sampled networks.
 
-    Deviations are from the mean of mean field, so that their sums of squares lose no digits.
+    Deviations are from the mean of mean field, so that their sums of squares lose few digits, and are summed in float64:
+    where all networks say the same, what float32 rounds off would pass for their spread.
     """
 
     def __init__(self, kind: str, mean: Tensor, var: Tensor, generator: torch.Generator) -> None:
         self.kind, self.shape = kind, tuple(mean.shape[1:])
         self.mean, self.var = mean.flatten(), var.flatten()
-        self.total, self.square = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
+        self.total, self.square = (torch.zeros_like(self.mean, dtype=torch.float64) for _ in range(2))
         self.pairs = {name: pairs for name in KINDS if (pairs := _choose_pairs(mean, name, generator)) is not None}
 
     def add(self, output: Tensor) -> None:
-        deviation = output.flatten() - self.mean
+        deviation = (output.flatten() - self.mean).double()
         self.total += deviation
         self.square += deviation.square()
         for pairs in self.pairs.values():
             pairs.joint += deviation[pairs.first] * deviation[pairs.second]
 
     def result(self, count: int) -> dict[str, Any]:
-        offset = self.total.double() / count
-        variance = ((self.square.double() - count * offset.square()) / (count - 1)).clamp_min(0)
+        offset = self.total / count
+        variance = (self.square - count * offset.square()) / (count - 1)
+        variance = torch.where(variance > _ROUNDING * self.square / count, variance, 0)
         spread = float(variance.mean())
         # The mean of few draws is off by itself, by the variance over their number: that is not mean field's fault.
         squared = float(offset.square().mean()) - spread / count
@@ -124,7 +127,7 @@ class LayerTally:
 
 def _correlation(pairs: _Pairs, offset: Tensor, variance: Tensor, count: int) -> dict[str, float] | None:
     """Mean and root mean square correlation of pairs, weighted by their deviations and their variances."""
-    covariance = (pairs.joint.double() - count * offset[pairs.first] * offset[pairs.second]) / (count - 1)
+    covariance = (pairs.joint - count * offset[pairs.first] * offset[pairs.second]) / (count - 1)
     product = variance[pairs.first] * variance[pairs.second]
     if not float(product.sum()) > 0:
         return None
@@ -158,7 +161,7 @@ def _choose_pairs(like: Tensor, kind: str, generator: torch.Generator) -> _Pairs
         other_position = position + 1
     first = (example * channels + channel) * positions + position
     second = (example * channels + other_channel) * positions + other_position
-    return _Pairs(first.to(like.device), second.to(like.device), like.new_zeros(PAIRS))
+    return _Pairs(first.to(like.device), second.to(like.device), like.new_zeros(PAIRS, dtype=torch.float64))
 
 
 @torch.no_grad()
