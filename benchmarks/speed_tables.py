@@ -111,6 +111,7 @@ def precision(rows: Rows) -> str:
 TABLES: dict[str, Callable[[Rows], str]] = {
     "gpu_step": steps,
     "gpu_step_100": steps,
+    "gpu_step_512": steps,
     "precision": precision,
     "pair_of_products": pair,
     "memory": memory,
