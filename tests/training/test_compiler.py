@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from bqn.data import Split
 from bqn.objective import ElboTerms
+from bqn.propagate import cpu
 from bqn.training import build_model, compiler, graph
 from bqn.training.loop import Trainer
 from tests.training import tiny
@@ -222,3 +224,31 @@ def test_a_run_compiles_only_what_is_recorded() -> None:
     made = compile_as(trainer, lambda name, gradient: gradient)
     trainer.run(None, None)
     assert made == []
+
+
+FOLLOWED = {
+    "mlp": ("mlp", {"hidden": (12, 8)}, (1, 6, 6)),
+    "cnn": ("cnn", {"channels": (4, 4), "hidden": (8,), "mixed_precision": True}, (1, 12, 12)),
+    "cnn, turns": ("cnn", {"channels": (4, 4), "hidden": (8,), "drawn_turns": 1}, (1, 12, 12)),
+    "vgg": ("vgg", {"channels": (4, 8), "hidden": (8,), "mixed_precision": True}, (3, 16, 16)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd.*should not be instantiated:DeprecationWarning")  # torch's own
+@pytest.mark.usefixtures("_forgetting")
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_the_compiler_follows_every_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a step that it cannot follow is made without it; only the last part, which is the compiler's
+    own, is left out."""
+    model, options, shape = FOLLOWED[name]
+    monkeypatch.setattr(cpu, "_library", None)  # the passes of a CPU are none that a GPU has
+    plain_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **each: plain_compile(f, backend="aot_eager", **each))
+    config = tiny.config(model=model, compile=True, drawn_epochs=1, mode_share=0.5, **options)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (16, *shape), generator=generator, dtype=torch.uint8)
+    images = Split(x, torch.randint(3, (16,), generator=generator))
+    trainer = Trainer(build_model(config, shape, 3), images, None, config, torch.device("cpu"))
+    trainer.state.position = config.drawn_turns  # in turns the first step is analytic, and half of what the others do
+    check(trainer)
+    assert trainer.compiles
