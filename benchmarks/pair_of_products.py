@@ -12,7 +12,8 @@ The floor is two products of the library, six for forward and backward. Beside i
 torch passes around products of the library; the same with Triton for all that is done element by element
 (`half_kernels`); products in Triton too (`pair_kernels`, matrix products only); with `--compiled`, on few shapes only,
 by torch.compile. Shares are floor over time; the aim is 70 %. Errors are relative to float64. `--tune` times all tiles
-of `pair_kernels` on two shapes instead. `--device cpu` tries the program out on small shapes.
+of `pair_kernels` on two shapes instead; `--profile` lists the kernels of the form that a network uses beside those of
+the floor, with what each takes. `--device cpu` tries the program out on small shapes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from bqn.propagate import half
 from bqn.propagate.products import Geometry
@@ -161,6 +163,48 @@ def measure(case: Case, device: str, compiled: bool) -> list[dict[str, Any]]:
     return rows
 
 
+def profiled(case: Case, device: str) -> list[dict[str, Any]]:
+    """The kernels of the floor and of the form that a network has at this shape, microseconds of each a pass."""
+    name, x_shape, w_shape, geometry = case
+    cuda = device != "cpu"
+    sets = [operands(x_shape, w_shape, device) for _ in range(copies(x_shape, w_shape, device))]
+    pair = geometry is None and cuda and pair_kernels().pays(*sets[0][:2])
+    rows = []
+    for backward in (False, True):
+        works = {
+            "floor": [library(x, weight, geometry, backward) for x, weight, _ in sets],
+            "ours": [layer(*tensors, geometry, backward, "pair" if pair else "kernels") for tensors in sets],
+        }
+        for kind, each in works.items():
+            for work in each:
+                work()
+            with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
+                for work in each:
+                    work()
+                if cuda:
+                    torch.cuda.synchronize()
+            kernels = [
+                {"kernel": entry.key[:120], "times": entry.count / len(each), "us": time / len(each)}
+                for entry in seen.key_averages()
+                if (time := entry.self_device_time_total if cuda else entry.self_cpu_time_total) > 0
+            ]
+            kernels.sort(key=lambda row: -float(row["us"]))
+            step = "forward and backward" if backward else "forward"
+            rows.append({"what": name, "pass": step, "form": kind, "kernels": kernels})
+            whole = sum(float(row["us"]) for row in kernels)
+            print(f"{name:35s}{'f+b' if backward else 'f':4s}{kind:6s}{whole:9.1f} us, {len(kernels)} kinds of kernels")
+            for row in kernels:
+                print(f"    {row['us']:8.1f} us {row['times']:5.1f} × {row['kernel']}", flush=True)
+    return rows
+
+
+def pair_kernels() -> Any:
+    """Triton's part of the package, which not every machine can import."""
+    from bqn.propagate import pair_kernels as kernels
+
+    return kernels
+
+
 def cases(device: str) -> list[Case]:
     if device == "cpu":
         return [
@@ -185,8 +229,7 @@ def tune() -> list[dict[str, Any]]:
     """All tiles for the three kernels, on a large and on a small batch."""
     from triton.runtime.errors import OutOfResources
 
-    from bqn.propagate import pair_kernels as kernels
-
+    kernels = pair_kernels()
     rows = []
     for batch, units, inputs in ((4096, 4096, 4096), (100, 1024, 8192)):
         x, weight, centre = operands((batch, inputs), (units, inputs), "cuda")
@@ -216,6 +259,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("all", "linear", "conv"), default="all")
     parser.add_argument("--compiled", action="store_true", help="few shapes, and torch.compile beside the others")
     parser.add_argument("--tune", action="store_true", help="time all tiles of the kernels instead")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of each instead")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -228,7 +272,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for case in cases(args.device):
         wanted = args.part == "all" or (args.part == "linear") == (case[3] is None)
-        if wanted and (not args.compiled or any(part in case[0] for part in FEW)):
+        if wanted and args.profile:
+            rows += profiled(case, args.device)
+            write(args.out, rows, unit="us")
+        elif wanted and (not args.compiled or any(part in case[0] for part in FEW)):
             rows += measure(case, args.device, args.compiled)
             write(args.out, rows, unit="ms", aim=0.7)
 

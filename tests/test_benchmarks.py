@@ -198,3 +198,13 @@ def test_runs_of_rivals_are_those_of_the_records(load: Any) -> None:
         assert rivals._begin(task, "cpu") == known
     other = rivals.Task.parse("qnn:mlp:mnist:epochs=3", folder)
     assert "epochs 20, not 3" in rivals.difference(json.loads(other.path.read_text()), other.config(0, "cpu"))
+
+
+def test_a_profile_of_a_pair_of_products(load: Any) -> None:
+    pair = load("pair_of_products")
+    rows = pair.profiled(pair.cases("cpu")[0], "cpu")
+    passes = [(row["pass"], row["form"]) for row in rows]
+    assert passes == [(step, form) for step in ("forward", "forward and backward") for form in ("floor", "ours")]
+    products = [sum(each["times"] for each in row["kernels"] if each["kernel"] == "aten::mm") for row in rows]
+    assert products[0] == 2
+    assert products[2] == 6, "two products forward and four backward"

@@ -227,7 +227,7 @@ def test_a_run_compiles_only_what_is_recorded() -> None:
 
 
 FOLLOWED = {
-    "mlp": ("mlp", {"hidden": (12, 8)}, (1, 6, 6)),
+    "mlp": ("mlp", {"hidden": (12, 8), "distill": 0.5}, (1, 6, 6)),
     "cnn": ("cnn", {"channels": (4, 4), "hidden": (8,), "mixed_precision": True}, (1, 12, 12)),
     "cnn, turns": ("cnn", {"channels": (4, 4), "hidden": (8,), "drawn_turns": 1}, (1, 12, 12)),
     "vgg": ("vgg", {"channels": (4, 8), "hidden": (8,), "mixed_precision": True}, (3, 16, 16)),

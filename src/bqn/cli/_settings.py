@@ -74,6 +74,7 @@ SETTINGS: Mapping[str, Setting] = {
         OBJECTIVE, "Steps that train a drawn network alone, after each that trains none; 0: both in one", "N"
     ),
     "mode_share": Setting(OBJECTIVE, "Share of the steps that draw with the most probable network instead", "FRACTION"),
+    "distill": Setting(OBJECTIVE, "Share of the analytic prediction in the targets of drawn networks", "FRACTION"),
     "flip": Setting(SWITCHES, "Augmentation: mirror images at random"),
     "batch_norm": Setting(SWITCHES, "Batch norm after each hidden layer"),
     "pool_first": Setting(SWITCHES, "Pooling before batch norm and sign"),

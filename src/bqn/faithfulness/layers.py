@@ -35,8 +35,8 @@ class _Pairs:
 class _Watched:
     """One layer: what mean field says of it, and the sums over sampled networks.
 
-    Deviations are from the mean of mean field, so that their sums of squares lose few digits, and are summed in float64:
-    where all networks say the same, what float32 rounds off would pass for their spread.
+    Deviations are from the mean of mean field, so that their sums of squares lose few digits, and are summed in
+    float64: where all networks say the same, what float32 rounds off would pass for their spread.
     """
 
     def __init__(self, kind: str, mean: Tensor, var: Tensor, generator: torch.Generator) -> None:

@@ -288,13 +288,15 @@ def _settings(document: Mapping[str, Any]) -> list[str]:
 
 
 def how_drawn(config: TrainConfig) -> str:
-    """What such epochs do beyond a drawn network a step, to follow their number: turns, the mode; "" if nothing."""
-    turns = f", {config.drawn_turns} of {config.drawn_turns + 1} steps" if config.drawn_turns else ""
-    return (
-        f"{turns}, the mode in {config.mode_share:.0%} of {'these' if turns else 'steps'}"
-        if config.mode_share
-        else turns
-    )
+    """What such epochs do beyond a drawn network a step, to follow their number; "" if nothing."""
+    parts = []
+    if config.drawn_turns:
+        parts.append(f"{config.drawn_turns} of {config.drawn_turns + 1} steps")
+    if config.mode_share:
+        parts.append(f"the mode in {config.mode_share:.0%} of {'these' if config.drawn_turns else 'steps'}")
+    if config.distill:
+        parts.append(f"{config.distill:.0%} distilled")
+    return "".join(f", {part}" for part in parts)
 
 
 def augmentation(config: TrainConfig) -> str:

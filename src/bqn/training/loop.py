@@ -348,7 +348,7 @@ class Trainer:
                 return objectives["analytic"](inputs, y, count, weight, **bound)
             if self.config.drawn_turns:
                 return objectives["drawn"](inputs, y, count, weight, draws)
-            return objectives["both"](inputs, y, count, weight, draws, **bound)
+            return objectives["both"](inputs, y, count, weight, draws, self.config.distill, **bound)
 
     @cached_property
     def _objectives(self) -> dict[StepKind, Callable[..., ElboTerms]]:
