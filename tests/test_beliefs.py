@@ -41,6 +41,45 @@ def test_categorical_moments_mode_entropy_and_samples(levels: tuple[float, ...])
     assert bool(((frequency - probs).abs() < 5 * (probs * (1 - probs) / 20_000).sqrt() + 1e-4).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("levels", [bqn.BINARY, (0.1, 0.3)])
+@pytest.mark.parametrize("by", ["logits", "probs"])
+def test_draws_of_two_levels(dtype: torch.dtype, levels: tuple[float, float], by: str) -> None:
+    """As often as their probabilities say, whatever the dtype; always one of the levels, bit by bit."""
+    logits = torch.stack((torch.zeros(61), torch.linspace(-8, 8, 61)), -1).to(dtype)
+    known = logits if by == "logits" else torch.softmax(logits.double(), -1).to(dtype)
+    probs = torch.softmax(known.double(), -1) if by == "logits" else known.double() / known.double().sum(-1, True)
+    belief = bqn.Categorical.of(levels, **{by: known.unsqueeze(1).expand(61, 40_000, 2)})  # type: ignore[arg-type]
+    draws = belief.sample(torch.Generator().manual_seed(0))
+    assert draws.dtype == dtype
+    low, high = torch.tensor(levels, dtype=dtype)
+    assert bool(((draws == low) | (draws == high)).all())
+    error = ((draws == high).double().mean(-1) - probs[:, 1]).abs()
+    assert bool((error <= 4 * (probs[:, 0] * probs[:, 1] / 40_000).sqrt() + 1e-6).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("end", [0, 1, None])
+def test_a_level_without_probability_is_never_drawn(
+    dtype: torch.dtype, end: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even by the lowest and the highest random number there is, nor where the other is rounded below one."""
+
+    def at_the_end(numbers: torch.Tensor, low: float, high: float, generator: object) -> torch.Tensor:
+        edge = numbers.new_tensor((low, high))
+        return numbers.copy_(edge[0] if end == 0 else torch.nextafter(edge[1], edge[0]))
+
+    if end is not None:
+        monkeypatch.setattr(torch.Tensor, "uniform_", at_the_end)
+    rounded, generator = 1 - torch.finfo(dtype).eps, torch.Generator().manual_seed(0)
+    never = {"probs": [(0.0, 1.0), (0.0, rounded), (1.0, 0.0), (rounded, 0.0)], "logits": [(-2e3, 0.0), (0.0, -2e3)]}
+    for by, pairs in never.items():
+        for pair in pairs:
+            known = torch.tensor(pair, dtype=dtype)
+            belief = bqn.Categorical.of((0.1, 0.3), **{by: known.expand(10_000, 2)})  # type: ignore[arg-type]
+            assert bool((belief.sample(generator) == belief.levels[known.argmax()]).all())
+
+
 def test_two_ways_to_the_same_belief() -> None:
     logits = torch.randn(5, 2, dtype=torch.float64)
     by_logits = bqn.Categorical.from_logits(logits, (-2.0, 1.0))

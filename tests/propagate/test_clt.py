@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from bqn.beliefs import Categorical
 from bqn.beliefs._categorical import _Tilt
+from bqn.nn._layer import _StraightThrough
 from bqn.nn._posterior import _TiltAndKL
 from bqn.propagate import clt, products
 from bqn.propagate.half import _HalfMoments
@@ -50,6 +51,7 @@ def test_no_output_of_a_function_is_written_in_place() -> None:
         *clt._TwoProducts.forward(x, None, weight, None, 6.0, None),
         *_TiltAndKL.forward(torch.rand(5, 2).double()),
         _Tilt.forward(torch.rand(5, 2)),
+        _StraightThrough.forward(weight, weight),
         _NormalizedSign.forward(x.double(), x.double(), column, column, None, None, True),
         *_HalfMoments.forward(_Context(), x.bfloat16(), weight, None, 1.0, 1.0, None),
     )

@@ -219,19 +219,28 @@ class Categorical:
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """One draw of levels, shape of `mean`. A level of probability zero is never drawn."""
-        race = torch.empty_like(self.probs).exponential_(generator=generator)
-        shares = self.probs.detach() / race
         levels = self._level_tensor()
-        if len(levels) == 2:  # the same without an index for each
-            return torch.where(shares[..., 1] > shares[..., 0], levels[1], levels[0])
-        return levels[shares.argmax(-1)]
+        if len(levels) == 2:  # one random number an element, from -1 to below 1: a tilt of ±1 leaves no choice
+            tilt = self._tilt()
+            return _one_of(levels, torch.empty_like(tilt).uniform_(-1, 1, generator=generator).lt_(tilt))
+        race = torch.empty_like(self.probs).exponential_(generator=generator)
+        return levels[(self.probs.detach() / race).argmax(-1)]
+
+    def _tilt(self) -> Tensor:
+        """P(upper) - P(lower) of two levels, without gradient; in half precision it would lose small probabilities."""
+        known = (self._logits if self._logits is not None else self.probs).detach()
+        known = known.to(torch.promote_types(known.dtype, torch.float32))
+        lower, upper = known.unbind(-1)
+        if self._logits is not None:  # without exponentials that underflow, which take a CPU long
+            return (upper - lower).mul_(0.5).tanh_()
+        return (upper - lower) / (upper + lower)  # ±1 exactly where one of them is zero, though the sum is rounded
 
     def mode(self) -> Tensor:
         """The most probable level; of equals the highest, in step with sign(0) = +1."""
         scores = (self._logits if self._logits is not None else self.probs).detach()
         levels = self._level_tensor()
         if len(levels) == 2:  # the same without an index for each
-            return torch.where(scores[..., 1] >= scores[..., 0], levels[1], levels[0])
+            return _one_of(levels, scores[..., 1] >= scores[..., 0])
         return levels[len(levels) - 1 - scores.flip(-1).argmax(-1)]
 
     def entropy(self) -> Tensor:
@@ -284,6 +293,14 @@ def _require_one_per_level(tensor: Tensor, levels: Levels, name: str) -> None:
             f"{name} must have one entry per level in its last dimension, {len(levels)}, got shape "
             f"{tuple(tensor.shape)}"
         )
+
+
+def _one_of(levels: Tensor, upper: Tensor) -> Tensor:
+    """The second of two levels where `upper` is true, or 1, else the first.
+
+    `lerp` is exact at both ends, and on a CPU takes a third of the time of `torch.where`.
+    """
+    return torch.lerp(levels[0], levels[1], upper.to(levels.dtype))
 
 
 def opposite_pair(upper: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -133,9 +133,30 @@ def draw(module: nn.Module, generator: torch.Generator | None = None, mode_share
     if mode_share and weights:
         # Decided on the device, where the host cannot see it: a recorded step has no branches.
         most_probable = torch.rand((), device=weights[0].device, generator=generator) < mode_share
-        pairs = zip(posteriors, weights, strict=True)
-        weights = tuple(torch.where(most_probable, posterior.mode(), weight) for posterior, weight in pairs)
+        for posterior, weight in zip(posteriors, weights, strict=True):
+            weight.lerp_(posterior.mode(), most_probable.to(weight.dtype))  # exact at both ends, faster than `where`
     return Draws(weights, generator if hides else None)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """A drawn weight whose gradient is that of its mean, in one pass over the weights, which are many.
+
+    A copy, not a view: a compiler may lose the gradient of an output that is a view.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, mean: Tensor) -> Tensor:
+        return weight.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, Tensor]:
+        return None, grads[0]
 
 
 @contextmanager
@@ -152,8 +173,7 @@ def drawn(module: nn.Module, draws: Draws) -> Iterator[None]:
     hidden_before = [(layer.draws, layer.generator) for layer in hidden]
     try:
         for posterior, weight in zip(posteriors, draws.weights, strict=True):
-            mean = posterior.mean
-            posterior._drawn = weight + (mean - mean.detach())
+            posterior._drawn = _StraightThrough.apply(weight, posterior.mean)  # type: ignore[no-untyped-call]
         for layer in hidden:
             layer.draws, layer.generator = True, draws.generator
         yield
