@@ -257,9 +257,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--part", choices=("all", "linear", "conv"), default="all")
-    parser.add_argument("--compiled", action="store_true", help="few shapes, and torch.compile beside the others")
-    parser.add_argument("--tune", action="store_true", help="time all tiles of the kernels instead")
-    parser.add_argument("--profile", action="store_true", help="list the kernels of each instead")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--compiled", action="store_true", help="few shapes, and torch.compile beside the others")
+    other.add_argument("--tune", action="store_true", help="time all tiles of the Triton kernels instead")
+    other.add_argument("--profile", action="store_true", help="list the kernels of the floor and of ours instead")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():

@@ -7,7 +7,7 @@ A run is a name and, behind a colon, the settings of `bqn.training.TrainConfig` 
 `best` of that model and data set; what that has of its own is undone by name ("turn=0"). All of them train side by
 side; the test set plays no part. The record is MODEL-ROUND.json; runs that it has already, of other data sets or by
 other names, stay in it, if they are of the same recipe, seed, code and hardware. A round that is finished
-is named in `_RECORDS` of `bqn.reproduction.tuning` and in words in `reproduction/pages/tuning.md`, and then
+is counted in `_ROUNDS` of `bqn.reproduction.tuning` and in words in `reproduction/pages/tuning.md`, and then
 `bqn reproduce page` shows it.
 """
 

@@ -100,11 +100,6 @@ class SoftmaxHead(nn.Module):
             return target - torch.logsumexp(mean + 0.5 * var, -1)
         return target - tilted_log_sum_exp(mean, var)
 
-    def expected_log_likelihood(self, output: Tensor, probs: Tensor) -> Tensor:
-        """The log-likelihood of known `output` `(N, K)` if the labels have these probabilities `(N, K)`; `(N,)`."""
-        mean, _ = self._logits(output)
-        return (probs * torch.log_softmax(mean, -1)).sum(-1)
-
     def predict(self, belief: Belief, method: str = "taylor") -> Tensor:
         """Class probabilities `(N, K)`: not negative, rows sum to one, no sampling.
 

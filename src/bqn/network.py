@@ -14,9 +14,9 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from bqn.atomic import write_atomic
-from bqn.beliefs import Belief, mean_of
+from bqn.beliefs import Belief
 from bqn.checks import require_finite, require_floating
-from bqn.heads import Head, Prediction, SoftmaxHead
+from bqn.heads import Head, Prediction
 from bqn.nn import Draws, Posterior, Weight, computed_once, draw, drawn, fix, set_generator
 from bqn.objective import ElboTerms, combine
 from bqn.propagate import half
@@ -104,49 +104,31 @@ class Network(nn.Module):
         return draw(self.body, generator, mode_share)
 
     def half_drawn_elbo_terms(
-        self,
-        x: Tensor,
-        y: Tensor,
-        data_size: int,
-        lam: float | Tensor,
-        draws: Draws,
-        distill: float = 0.0,
-        **options: str,
+        self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, draws: Draws, **options: str
     ) -> ElboTerms:
         """The objective with half of its log-likelihood that of a network that was drawn from the posterior.
 
         That network's is an unbiased estimate of what the average over all networks has; its gradients are those of
         straight-through estimators, by the means of the weights and through the quantizers. Arguments as for `elbo`,
-        `draws` from `draw`. With `distill` above 0, for a softmax head, its targets are labels in part only: that share
-        of them is what the analytic pass predicts, which here is taken as given.
+        `draws` from `draw`.
         """
         _require_data_size(data_size)
         with computed_once(self):
-            belief = self._output(x)
-            analytic = self.head.log_likelihood(belief, y, validate=self.validate, **options)
+            analytic = self._log_likelihoods(x, y, **options)
             with drawn(self.body, draws):
-                output = self._output(x)
-            sampled = self.head.log_likelihood(output, y, validate=self.validate)
-            if distill:
-                if not isinstance(self.head, SoftmaxHead):
-                    raise ValueError("distill is for a SoftmaxHead")
-                with torch.no_grad():
-                    taught = self.head.predict(belief)
-                sampled = (1 - distill) * sampled + distill * self.head.expected_log_likelihood(mean_of(output), taught)
+                sampled = self._log_likelihoods(x, y)
             return combine(0.5 * (analytic + sampled), self.kl(), data_size, lam)
 
     def drawn_elbo_terms(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, draws: Draws) -> ElboTerms:
-        """The objective with the log-likelihood of a network that was drawn from the posterior; as above, without the
-        analytic half."""
+        """The objective with the log-likelihood of a network that was drawn from the posterior, as
+        `half_drawn_elbo_terms` has it in one half; nothing in it is a bound."""
         _require_data_size(data_size)
         with computed_once(self), drawn(self.body, draws):
             return combine(self._log_likelihoods(x, y), self.kl(), data_size, lam)
 
     def _log_likelihoods(self, x: Tensor, y: Tensor, **options: str) -> Tensor:
-        return self.head.log_likelihood(self._output(x), y, validate=self.validate, **options)
-
-    def _output(self, x: Tensor) -> Belief:
-        return half.raised(self(x), torch.float32)  # bounds need the digits that half precision lacks
+        belief = half.raised(self(x), torch.float32)  # bounds need the digits that half precision lacks
+        return self.head.log_likelihood(belief, y, validate=self.validate, **options)
 
     def elbo(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> Tensor:
         """What training maximizes: mean log-likelihood bound minus `lam / data_size` times the KL; a scalar.

@@ -160,9 +160,9 @@ def test_what_a_step_trains_makes_a_program_of_its_own() -> None:
         asked.append((trainer.step_kind, trainer.compiles))
         return {"weight": torch.ones(2)}
 
-    turns = trainer_of(epochs=2, drawn_epochs=2, drawn_turns=1)
-    turns.state.position = 1
-    compiler.check([*(trainer_of(epochs=2, drawn_epochs=count) for count in (0, 2)), turns], gradients)
+    alone = trainer_of(epochs=2, drawn_epochs=2, drawn_alone=1)
+    alone.state.position = 1
+    compiler.check([*(trainer_of(epochs=2, drawn_epochs=count) for count in (0, 2)), alone], gradients)
     assert asked == [(kind, compiles) for kind in ("analytic", "both", "drawn") for compiles in (True, False)]
 
 
@@ -227,9 +227,9 @@ def test_a_run_compiles_only_what_is_recorded() -> None:
 
 
 FOLLOWED = {
-    "mlp": ("mlp", {"hidden": (12, 8), "distill": 0.5}, (1, 6, 6)),
+    "mlp": ("mlp", {"hidden": (12, 8)}, (1, 6, 6)),
     "cnn": ("cnn", {"channels": (4, 4), "hidden": (8,), "mixed_precision": True}, (1, 12, 12)),
-    "cnn, turns": ("cnn", {"channels": (4, 4), "hidden": (8,), "drawn_turns": 1}, (1, 12, 12)),
+    "cnn, drawn alone": ("cnn", {"channels": (4, 4), "hidden": (8,), "drawn_alone": 1}, (1, 12, 12)),
     "vgg": ("vgg", {"channels": (4, 8), "hidden": (8,), "mixed_precision": True}, (3, 16, 16)),
 }
 
@@ -239,7 +239,7 @@ FOLLOWED = {
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_the_compiler_follows_every_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where a step that it cannot follow is made without it; only the last part, which is the compiler's
-    own, is left out."""
+    own, is left out. Versions of torch differ in what they follow: 2.11 no object with `__slots__` that is called."""
     model, options, shape = FOLLOWED[name]
     monkeypatch.setattr(cpu, "_library", None)  # the passes of a CPU are none that a GPU has
     plain_compile = torch.compile
@@ -249,6 +249,6 @@ def test_the_compiler_follows_every_step(name: str, monkeypatch: pytest.MonkeyPa
     x = torch.randint(256, (16, *shape), generator=generator, dtype=torch.uint8)
     images = Split(x, torch.randint(3, (16,), generator=generator))
     trainer = Trainer(build_model(config, shape, 3), images, None, config, torch.device("cpu"))
-    trainer.state.position = config.drawn_turns  # in turns the first step is analytic, and half of what the others do
+    trainer.state.position = config.drawn_alone  # the first step of these is analytic, which "cnn" has in its half
     check(trainer)
     assert trainer.compiles

@@ -113,30 +113,8 @@ def test_a_drawn_network_alone() -> None:
     torch.testing.assert_close(found, 0.5 * (by_draw + analytic))
 
 
-def test_drawn_networks_learn_from_the_analytic_prediction() -> None:
-    torch.manual_seed(0)
-    net = models.cnn((1, 8, 8), 3, channels=(4,), hidden=8)
-    x, y = torch.rand(12, 1, 8, 8), torch.randint(3, (12,))
-    net.train()
-    draws = net.draw(torch.Generator().manual_seed(3))
-    labels, mixed, taught = (net.half_drawn_elbo_terms(x, y, 50, 0.1, draws, share) for share in (0.0, 0.25, 1.0))
-    belief = net(x)
-    with drawn(net.body, draws):
-        output = net(x)
-    assert isinstance(net.head, SoftmaxHead)
-    assert isinstance(output, torch.Tensor)
-    probs = net.head.predict(belief).detach()
-    by_hand = (probs * torch.log_softmax(output / net.head.scale, -1)).sum(-1)
-    analytic = net.head.log_likelihood(belief, y)
-    torch.testing.assert_close(taught.log_likelihood, 0.5 * (analytic + by_hand).mean())
-    torch.testing.assert_close(mixed.log_likelihood, 0.75 * labels.log_likelihood + 0.25 * taught.log_likelihood)
-    (by_scale,) = torch.autograd.grad(taught.value, net.head.log_scale)
-    (expected,) = torch.autograd.grad(0.5 * (analytic + by_hand).mean(), net.head.log_scale)
-    torch.testing.assert_close(by_scale, expected, msg=lambda text: f"the teacher learns too: {text}")
-
-
-def test_the_passes_take_turns() -> None:
-    config = tiny.config(epochs=3, drawn_epochs=2, drawn_turns=2, batch_size=10)
+def test_analytic_and_drawn_steps_alternate() -> None:
+    config = tiny.config(epochs=3, drawn_epochs=2, drawn_alone=2, batch_size=10)
     trainer = Trainer(build_model(config, (1, 6, 6), 3), tiny.images(40), None, config, torch.device("cpu"))
     seen, terms = [], trainer.terms
 
@@ -146,20 +124,50 @@ def test_the_passes_take_turns() -> None:
 
     trainer.terms = note  # type: ignore[method-assign]
     trainer.run(None, None)
-    turns = ["drawn", "drawn", "analytic"]
-    assert seen == ["analytic"] * 4 + [turns[step % 3] for step in range(8)], "turns go on from epoch to epoch"
+    order = ["drawn", "drawn", "analytic"]
+    assert seen == ["analytic"] * 4 + [order[step % 3] for step in range(8)], "counted from the first step of all"
+
+
+def test_a_step_trains_what_its_turn_is() -> None:
+    config = tiny.config(epochs=1, drawn_epochs=1, drawn_alone=1, batch_norm=False)
+    trainer = Trainer(build_model(config, (1, 6, 6), 3), tiny.images(40), None, config, torch.device("cpu"))
+    for position, kind in enumerate(("analytic", "drawn", "analytic")):
+        trainer.state.position = position
+        generators = trainer.state.generator_states()
+        found = trainer.terms(torch.arange(10))
+        trainer.state.set_generator_states(generators)
+        draws = trainer.net.draw(trainer.state.augmentation) if kind == "drawn" else None
+        x, y = trainer.examples(torch.arange(10))
+        if draws is None:
+            expected = trainer.net.elbo_terms(to_input(x), y, 40, config.lam, bound=config.bound)
+        else:
+            expected = trainer.net.drawn_elbo_terms(to_input(x), y, 40, config.lam, draws)
+        torch.testing.assert_close(tuple(found), tuple(expected))
+
+
+@pytest.mark.parametrize("options", [{"drawn_alone": 1}, {"mode_share": 0.5, "shift": 1}])
+def test_parts_of_a_batch_add_up_to_the_whole(options: dict[str, Any]) -> None:
+    gradients = []
+    for accumulate in (1, 2):
+        config = tiny.config(epochs=1, drawn_epochs=1, batch_norm=False, accumulate=accumulate, **options)
+        trainer = Trainer(build_model(config, (1, 6, 6), 3), tiny.images(40), None, config, torch.device("cpu"))
+        trainer.state.position = config.drawn_alone
+        trainer.backward(torch.arange(10))
+        gradients.append([parameter.grad for parameter in trainer.net.parameters()])
+    for whole, parts in zip(*gradients, strict=True):
+        torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
 
 
 def test_the_training_loop_uses_it() -> None:
     for share in (0.0, 1.0):
-        config = tiny.config(epochs=1, drawn_epochs=1, mode_share=share, distill=share, batch_norm=False)
+        config = tiny.config(epochs=1, drawn_epochs=1, mode_share=share, batch_norm=False)
         trainer = Trainer(build_model(config, (1, 6, 6), 3), tiny.images(40), None, config, torch.device("cpu"))
         generators = trainer.state.generator_states()
         found = trainer.terms(torch.arange(10))
         trainer.state.set_generator_states(generators)
         draws = trainer.net.draw(trainer.state.augmentation, share)
         x, y = trainer.examples(torch.arange(10))
-        expected = trainer.net.half_drawn_elbo_terms(to_input(x), y, 40, config.lam, draws, share, bound=config.bound)
+        expected = trainer.net.half_drawn_elbo_terms(to_input(x), y, 40, config.lam, draws, bound=config.bound)
         torch.testing.assert_close(tuple(found), tuple(expected))
 
 
@@ -262,18 +270,10 @@ def test_bad_settings() -> None:
         tiny.config(drawn_epochs=1, mode_share=1.5)
     with pytest.raises(ConfigError, match="mode_share needs steps that draw"):
         tiny.config(mode_share=0.5)
-    with pytest.raises(ConfigError, match="drawn_turns must be at least 0"):
-        tiny.config(drawn_epochs=1, drawn_turns=-1)
-    with pytest.raises(ConfigError, match="drawn_turns needs steps that draw"):
-        tiny.config(drawn_turns=1)
-    with pytest.raises(ConfigError, match="distill must be from 0 to 1"):
-        tiny.config(drawn_epochs=1, distill=2.0)
-    with pytest.raises(ConfigError, match="distill needs steps that draw"):
-        tiny.config(distill=0.5)
-    with pytest.raises(ConfigError, match="distill does not go with drawn_turns"):
-        tiny.config(drawn_epochs=1, drawn_turns=1, distill=0.5)
-    with pytest.raises(ConfigError, match="distill is for classifiers"):
-        train(tiny.regression_config(drawn_epochs=1, distill=0.5), dataset=tiny.regression_dataset())
+    with pytest.raises(ConfigError, match="drawn_alone must be at least 0"):
+        tiny.config(drawn_epochs=1, drawn_alone=-1)
+    with pytest.raises(ConfigError, match="drawn_alone needs steps that draw"):
+        tiny.config(drawn_alone=1)
     with pytest.raises(ConfigError, match="patience does not go with drawn_epochs"):
         tiny.config(drawn_epochs=1, patience=2)
     for count in (3, 4):

@@ -31,7 +31,7 @@ SETTINGS = {
     "augmented": {"shift": 1, "flip": True, "turn": 10.0, "zoom": 0.1, "cutout": 1},
     "scheduled": {"lr_schedule": "cosine", "lam": 0.1},
     "uneven": {"batch_size": 17},
-    "turns": {"drawn_epochs": 2, "drawn_turns": 2, "mode_share": 0.5, "shift": 1},
+    "alternating": {"drawn_epochs": 2, "drawn_alone": 2, "mode_share": 0.5, "shift": 1},
     "drawn": {"drawn_epochs": 2, "mode_share": 0.5, "shift": 1},
 }
 

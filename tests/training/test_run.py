@@ -43,7 +43,7 @@ CONFIGS = [
     tiny.config(data="tiny", epochs=3, shift=1, flip=True, checkpoint_every=2),
     tiny.config(data="tiny", epochs=3, checkpoint_every=5, validation_fraction=0.0),
     tiny.config(data="tiny", epochs=3, drawn_epochs=2, mode_share=0.5, shift=1, checkpoint_every=2),
-    tiny.config(data="tiny", epochs=3, drawn_epochs=2, drawn_turns=2, shift=1, checkpoint_every=2),
+    tiny.config(data="tiny", epochs=3, drawn_epochs=2, drawn_alone=2, shift=1, checkpoint_every=2),
     tiny.regression_config(data="table", epochs=3, checkpoint_every=1),
 ]
 

@@ -70,11 +70,8 @@ SETTINGS: Mapping[str, Setting] = {
     "warm_up_lam": Setting(OBJECTIVE, "λ during the warm-up", "λ"),
     "bound": Setting(OBJECTIVE, "Bound on the log-likelihood of a classifier: {choices}", "NAME"),
     "drawn_epochs": Setting(OBJECTIVE, "Epochs at the end that train networks drawn from the posterior too", "N"),
-    "drawn_turns": Setting(
-        OBJECTIVE, "Steps that train a drawn network alone, after each that trains none; 0: both in one", "N"
-    ),
+    "drawn_alone": Setting(OBJECTIVE, "Steps on a drawn network alone after each analytic one; 0: all do both", "N"),
     "mode_share": Setting(OBJECTIVE, "Share of the steps that draw with the most probable network instead", "FRACTION"),
-    "distill": Setting(OBJECTIVE, "Share of the analytic prediction in the targets of drawn networks", "FRACTION"),
     "flip": Setting(SWITCHES, "Augmentation: mirror images at random"),
     "batch_norm": Setting(SWITCHES, "Batch norm after each hidden layer"),
     "pool_first": Setting(SWITCHES, "Pooling before batch norm and sign"),

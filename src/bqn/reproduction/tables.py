@@ -290,12 +290,10 @@ def _settings(document: Mapping[str, Any]) -> list[str]:
 def how_drawn(config: TrainConfig) -> str:
     """What such epochs do beyond a drawn network a step, to follow their number; "" if nothing."""
     parts = []
-    if config.drawn_turns:
-        parts.append(f"{config.drawn_turns} of {config.drawn_turns + 1} steps")
+    if config.drawn_alone:
+        parts.append(f"{config.drawn_alone} of {config.drawn_alone + 1} steps")
     if config.mode_share:
-        parts.append(f"the mode in {config.mode_share:.0%} of {'these' if config.drawn_turns else 'steps'}")
-    if config.distill:
-        parts.append(f"{config.distill:.0%} distilled")
+        parts.append(f"the mode in {config.mode_share:.0%} of {'these' if config.drawn_alone else 'steps'}")
     return "".join(f", {part}" for part in parts)
 
 

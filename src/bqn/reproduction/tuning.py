@@ -18,24 +18,8 @@ from bqn.reproduction.templates import template
 from bqn.training import ConfigError, TrainConfig
 from bqn.training.files import parse_object, read_text
 
-_RECORDS = (
-    *(
-        "mlp-1",
-        "mlp-2",
-        "mlp-3",
-        "mlp-4",
-        "mlp-5",
-        "mlp-6",
-        "mlp-7",
-        "cnn-1",
-        "cnn-2",
-        "cnn-3",
-        "cnn-4",
-        "cnn-5",
-        "cnn-6",
-    ),
-    *("vgg-1", "vgg-2", "vgg-3", "vgg-4", "vgg-5", "vgg-6", "vgg-7", "vgg-8"),
-)
+_ROUNDS = {"mlp": 7, "cnn": 6, "vgg": 8}
+_RECORDS = tuple(f"{model}-{number}" for model, rounds in _ROUNDS.items() for number in range(1, rounds + 1))
 _HEAD = ("what", "hardware", "date", "code")
 _REFERENCE = re.compile(r"\[\[([^\]]*)\]\]")
 

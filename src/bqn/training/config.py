@@ -68,15 +68,12 @@ class TrainConfig:
         In so many epochs at the end, or in all where there are no more, half of the objective is that of a network that
         each step draws from the posterior, with straight-through gradients. Networks whose samples are far from the
         analytic pass gain by it, others little; a step takes longer. The best epoch is one of these then.
-    drawn_turns : int
-        If above 0, a step does not do both by halves: after each step of the analytic pass alone come so many that
-        train a drawn network alone, which is the cheaper half.
+    drawn_alone : int
+        If above 0, no step does both by halves: steps of the analytic pass and steps with a drawn network alone, which
+        are cheaper, alternate, so many of these after each of those, counted from the first step of the run.
     mode_share : float
         In that share of such steps, chosen at random, the most probable network stands for the drawn one: it is trained
         too, then, and not only what is drawn.
-    distill : float
-        Of the drawn network's targets that share is what the analytic pass predicts in the same step, the rest are the
-        labels. For classifiers, in steps that do both.
     best_by : "nll" or "error"
         What makes an epoch the best one, on validation data: its NLL, or its error (root mean squared for regression).
     patience : int or None
@@ -142,9 +139,8 @@ class TrainConfig:
     warm_up_lam: float = -1e-4
     bound: Literal["tilted", "jensen"] = "tilted"
     drawn_epochs: int = 0
-    drawn_turns: int = 0
+    drawn_alone: int = 0
     mode_share: float = 0.0
-    distill: float = 0.0
     best_by: Literal["nll", "error"] = "nll"
     patience: int | None = None
     shift: int = 0
@@ -174,11 +170,9 @@ class TrainConfig:
         self._require_fitting_memory_options()
         if self.drawn_epochs and self.method != "bqn":
             raise ConfigError(f"drawn_epochs is for method bqn, got {self.method}")
-        for name in ("mode_share", "drawn_turns", "distill"):
+        for name in ("mode_share", "drawn_alone"):
             if getattr(self, name) and not self.drawn_epochs:
                 raise ConfigError(f"{name} needs steps that draw networks: set drawn_epochs above 0")
-        if self.distill and self.drawn_turns:
-            raise ConfigError("distill does not go with drawn_turns: a step needs the analytic pass beside the draw")
         if 0 < self.drawn_epochs < self.epochs and self.patience is not None:
             raise ConfigError("patience does not go with drawn_epochs: the best epoch is one of the last")
         if self.patience is not None and not self.validation_fraction:
@@ -364,9 +358,8 @@ _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (_positive, "positive and finite"),
     "epochs": (_positive, "at least 1"),
     "drawn_epochs": (lambda value: value >= 0, "at least 0"),
-    "drawn_turns": (lambda value: value >= 0, "at least 0"),
+    "drawn_alone": (lambda value: value >= 0, "at least 0"),
     "mode_share": (lambda value: 0 <= value <= 1, "from 0 to 1"),
-    "distill": (lambda value: 0 <= value <= 1, "from 0 to 1"),
     "batch_size": (_positive, "at least 1"),
     "accumulate": (_positive, "at least 1"),
     "learning_rate": (_positive, "positive and finite"),

@@ -333,22 +333,24 @@ class Trainer:
         config = self.config
         if self.state.epoch < config.epochs - config.drawn_epochs:
             return "analytic"
-        if not config.drawn_turns:
+        if not config.drawn_alone:
             return "both"
-        return "drawn" if self._steps_done() % (config.drawn_turns + 1) else "analytic"
+        return "drawn" if self._steps_done() % (config.drawn_alone + 1) else "analytic"
 
     def objective(self, x: Tensor, y: Tensor, lam: Tensor | None = None, draws: Draws | None = None) -> ElboTerms:
         """The objective on some examples as stored, with λ as in `terms` and what `draw` gave."""
         compiles = self.compiles and lam is not None
         inputs, count, weight = to_input(x), len(self.x), self.lam(self._time()) if lam is None else lam
         bound = {} if isinstance(self.net.head, GaussianHead) else {"bound": self.config.bound}
-        objectives = self._compiled if compiles else self._objectives
+        kind = self.step_kind
+        objective = (self._compiled if compiles else self._objectives)[kind]
         with half.lowered() if self.config.mixed_precision else nullcontext():
-            if draws is None:
-                return objectives["analytic"](inputs, y, count, weight, **bound)
-            if self.config.drawn_turns:
-                return objectives["drawn"](inputs, y, count, weight, draws)
-            return objectives["both"](inputs, y, count, weight, draws, self.config.distill, **bound)
+            if kind == "analytic":
+                return objective(inputs, y, count, weight, **bound)
+            assert draws is not None, kind
+            if kind == "drawn":
+                return objective(inputs, y, count, weight, draws)
+            return objective(inputs, y, count, weight, draws, **bound)
 
     @cached_property
     def _objectives(self) -> dict[StepKind, Callable[..., ElboTerms]]:

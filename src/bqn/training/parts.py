@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bqn.heads import SoftmaxHead
 from bqn.network import Network
 from bqn.nn import HiddenVariableLayer, Sequential
 from bqn.objective import ElboTerms
@@ -41,10 +40,7 @@ def require_parts(examples: int, steps: int, config: TrainConfig, processes: Pro
 
 
 def require_drawable(net: Network, config: TrainConfig, processes: Processes) -> None:
-    """Raise where a drawn network cannot be trained as asked, or would have hidden variables of its own that cannot be
-    drawn twice alike."""
-    if config.distill and not isinstance(net.head, SoftmaxHead):
-        raise ConfigError("distill is for classifiers")
+    """Raise where a drawn network would have hidden variables of its own that cannot be drawn twice alike."""
     hides = any(isinstance(layer, HiddenVariableLayer) for layer in net.modules())
     if config.drawn_epochs and hides and (config.checkpoint_activations or processes.several):
         other = "checkpoint_activations" if config.checkpoint_activations else "several processes"

@@ -24,8 +24,8 @@ class EpochRecord:
     elbo, log_likelihood, kl : float
         The objective and its terms, each a mean over the steps of the epoch, in the units that are trained on.
     train_nll : float
-        Bound on the NLL of the training examples as they passed, in the units of the data; where the epoch trains drawn
-        networks too, half that bound and half the NLL of these.
+        Bound on the NLL of the training examples as they passed, in the units of the data. Where the epoch trains drawn
+        networks too, that bound and the NLL of these in the shares that they are trained in.
     validation_nll : float or None
         NLL of the analytic prediction, in the units of the data; None without validation data.
     validation_error : float or None
