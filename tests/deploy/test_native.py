@@ -147,7 +147,7 @@ def test_whole_networks(name: str) -> None:
     packed = pack_in_memory(qnn)
     x = np.random.default_rng(0).integers(0, 256, (35, *shape), np.uint8)
     expected = NumpyPlan(packed, 0, shape)(x)
-    assert len(np.unique(expected)) > 10
+    assert len(np.unique(expected)) > 8, "a network that tells images apart"
     for instructions in _native.supported():
         plan = _plan.compile_program(packed, 0, shape, instructions)
         for count in (0, 1, 2, 35):
