@@ -30,11 +30,10 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from bqn.propagate import half
 from bqn.propagate.products import Geometry
-from timing import Work, each_ms, hardware, write
+from timing import Work, each_ms, hardware, kernels, run_all, write
 
 LINEAR = {"MLP": ((784, 512), (512, 256), (256, 10)), "CNN": ((3136, 1024), (1024, 10)), "VGG": ((8192, 1024),)}
 SAME3, SAME5 = Geometry((1, 1), (1, 1), (1, 1), 1), Geometry((1, 1), (2, 2), (1, 1), 1)
@@ -176,33 +175,23 @@ def profiled(case: Case, device: str) -> list[dict[str, Any]]:
             "ours": [layer(*tensors, geometry, backward, "pair" if pair else "kernels") for tensors in sets],
         }
         for kind, each in works.items():
-            for work in each:
-                work()
-            with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
-                for work in each:
-                    work()
-                if cuda:
-                    torch.cuda.synchronize()
-            kernels = [
-                {"kernel": entry.key[:120], "times": entry.count / len(each), "us": time / len(each)}
-                for entry in seen.key_averages()
-                if (time := entry.self_device_time_total if cuda else entry.self_cpu_time_total) > 0
-            ]
-            kernels.sort(key=lambda row: -float(row["us"]))
+            all_of_them = partial(run_all, each)
+            all_of_them()
+            found = [{**row, "kernel": row["kernel"][:120]} for row in kernels(all_of_them, len(each), cuda)]
             step = "forward and backward" if backward else "forward"
-            rows.append({"what": name, "pass": step, "form": kind, "kernels": kernels})
-            whole = sum(float(row["us"]) for row in kernels)
-            print(f"{name:35s}{'f+b' if backward else 'f':4s}{kind:6s}{whole:9.1f} us, {len(kernels)} kinds of kernels")
-            for row in kernels:
+            rows.append({"what": name, "pass": step, "form": kind, "kernels": found})
+            whole = sum(row["us"] for row in found)
+            print(f"{name:35s}{'f+b' if backward else 'f':4s}{kind:6s}{whole:9.1f} us, {len(found)} kinds of kernels")
+            for row in found:
                 print(f"    {row['us']:8.1f} us {row['times']:5.1f} × {row['kernel']}", flush=True)
     return rows
 
 
 def pair_kernels() -> Any:
     """Triton's part of the package, which not every machine can import."""
-    from bqn.propagate import pair_kernels as kernels
+    from bqn.propagate import pair_kernels as module
 
-    return kernels
+    return module
 
 
 def cases(device: str) -> list[Case]:
@@ -229,17 +218,17 @@ def tune() -> list[dict[str, Any]]:
     """All tiles for the three kernels, on a large and on a small batch."""
     from triton.runtime.errors import OutOfResources
 
-    kernels = pair_kernels()
+    triton = pair_kernels()
     rows = []
     for batch, units, inputs in ((4096, 4096, 4096), (100, 1024, 8192)):
         x, weight, centre = operands((batch, inputs), (units, inputs), "cuda")
         grads = [torch.randn(batch, units, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-        for tiles in kernels.CHOICES:
-            plan = kernels.Plan(tiles, tiles, tiles, rounded=batch > 256)
+        for tiles in triton.CHOICES:
+            plan = triton.Plan(tiles, tiles, tiles, rounded=batch > 256)
             works: dict[str, Work] = {
-                "forward": partial(kernels.forward, x, weight, centre, 1.0, 1.0, plan),
-                "by_input": partial(kernels.by_input, *grads, x, weight, centre, 1.0, True, plan),
-                "by_weight": partial(kernels.by_weight, *grads, x, weight, centre, plan),
+                "forward": partial(triton.forward, x, weight, centre, 1.0, 1.0, plan),
+                "by_input": partial(triton.by_input, *grads, x, weight, centre, 1.0, True, plan),
+                "by_weight": partial(triton.by_weight, *grads, x, weight, centre, plan),
             }
             times: dict[str, float | None] = {}
             for name, work in works.items():

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from bqn.training.graph import Recording
 from gpu_step import OURS, SHAPES, rival_step, trainer
-from timing import hardware, median_ms, write
+from timing import hardware, kernels, median_ms, write
 
 STEPS = 20
 LONGEST = 12
@@ -75,21 +74,16 @@ def plain_steps(model: str, batch: int) -> Callable[[], None]:
 def profiled(work: Callable[[], None]) -> dict[str, Any]:
     """Microseconds a step by kind of kernel, how many kernels a step has, and the longest."""
     whole = median_ms(work, cuda=True) / STEPS
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        work()
-        torch.cuda.synchronize()
-    kernels = [entry for entry in seen.key_averages() if entry.self_device_time_total > 0]
+    found = kernels(work, STEPS, cuda=True)
     by_kind = dict.fromkeys((*KINDS, "other"), 0.0)
-    for entry in kernels:
-        by_kind[kind_of(entry.key)] += entry.self_device_time_total / STEPS
-    longest = sorted(kernels, key=lambda entry: -entry.self_device_time_total)[:LONGEST]
+    for each in found:
+        by_kind[kind_of(each["kernel"])] += each["us"]
     return {
         "ms": whole,
         "us": by_kind,
-        "kernels": sum(entry.count for entry in kernels) / STEPS,
-        "longest": [{"kernel": entry.key[:120], "times": entry.count / STEPS,
-                     "us": entry.self_device_time_total / STEPS} for entry in longest],
-    }  # fmt: skip
+        "kernels": sum(each["times"] for each in found),
+        "longest": [{**each, "kernel": each["kernel"][:120]} for each in found[:LONGEST]],
+    }
 
 
 def show(row: dict[str, Any]) -> None:

@@ -6,10 +6,12 @@ import datetime
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from bqn.atomic import write_atomic
 from bqn.reproduction import measuring
@@ -62,11 +64,28 @@ def _stretch(work: Work, count: int, cuda: bool) -> float:
 def each_ms(works: Sequence[Work], cuda: bool, seconds: float = 0.03) -> float:
     """Milliseconds of one of several equal works on different buffers, taken in turns so that no cache holds them."""
 
-    def all_of_them() -> None:
-        for work in works:
-            work()
-
+    all_of_them = partial(run_all, works)
     return median_ms(recorded(all_of_them) if cuda else all_of_them, cuda, seconds) / len(works)
+
+
+def run_all(works: Sequence[Work]) -> None:
+    for work in works:
+        work()
+
+
+def kernels(work: Work, times: int, cuda: bool) -> list[dict[str, Any]]:
+    """The kernels of `work`, on a CPU operations, which is `times` of what is asked for: how often each comes and what
+    it takes, the longest first."""
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
+        work()
+        if cuda:
+            torch.cuda.synchronize()
+    found = [
+        {"kernel": entry.key, "times": entry.count / times, "us": spent / times}
+        for entry in seen.key_averages()
+        if (spent := entry.self_device_time_total if cuda else entry.self_cpu_time_total) > 0
+    ]
+    return sorted(found, key=lambda kernel: -kernel["us"])
 
 
 def write(path: Path | None, rows: list[dict[str, Any]], **facts: Any) -> None:

@@ -230,9 +230,9 @@ class Categorical:
         """P(upper) - P(lower) of two levels, without gradient; in half precision it would lose small probabilities."""
         known = (self._logits if self._logits is not None else self.probs).detach()
         known = known.to(torch.promote_types(known.dtype, torch.float32))
-        lower, upper = known.unbind(-1)
         if self._logits is not None:  # without exponentials that underflow, which take a CPU long
-            return (upper - lower).mul_(0.5).tanh_()
+            return _Tilt.forward(known)
+        lower, upper = known.unbind(-1)
         return (upper - lower) / (upper + lower)  # ±1 exactly where one of them is zero, though the sum is rounded
 
     def mode(self) -> Tensor:
