@@ -59,3 +59,13 @@ def test_gradcheck() -> None:
     mean = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     var = torch.tensor([[0.5, 0.2, 0.9], [2.0, 5.0, 0.3]], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(expected_softmax, (mean, var), atol=1e-4)
+
+
+def test_the_coarse_grid() -> None:
+    for scale, variance in ((3, 0.0), (3, 0.5), (5, 2.0), (5, 8.0), (8, 30.0)):
+        mean, var = torch.randn(400, 10) * scale, 2 * variance * torch.rand(400, 10)
+        coarse = expected_softmax(mean, var, coarse=True)
+        distance = 0.5 * (coarse - expected_softmax(mean, var)).abs().sum(-1)
+        assert float(distance.mean()) < 0.003
+        assert float(distance.max()) < 0.05
+        assert_close(coarse.sum(-1), torch.ones(400))

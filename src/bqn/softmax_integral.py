@@ -23,6 +23,7 @@ from bqn.checks import may_read_values
 from bqn.levels import Levels, computed_once, level_tensor
 
 _POINTS = 80
+_COARSE_POINTS = 16
 _NODES = 10
 _FINE_ABOVE = 50.0  # logit variance from which the grid is finer
 _FINE = 8
@@ -49,12 +50,15 @@ def _nodes() -> tuple[Levels, Levels, Levels, Levels]:
     return first, second, third, fourth
 
 
-def expected_softmax(mean: Tensor, var: Tensor) -> Tensor:
+def expected_softmax(mean: Tensor, var: Tensor, coarse: bool = False) -> Tensor:
     """E[softmax(h)] for h ~ N(mean, var), independent; all `(N, K)`. Rows sum to one, nothing is negative.
 
     Error in total variation at most 2e-5 for variances up to 20 and 0.004 up to 200, where values may be read also
-    beyond: rows of larger variance get a finer grid.
+    beyond: rows of larger variance get a finer grid. With a coarse grid it takes a fifth of the time, and the error is
+    0.002 on average for variances up to 60 and at most 0.05.
     """
+    if coarse:
+        return _in_chunks(mean, var, _COARSE_POINTS)
     rough = _in_chunks(mean, var, _POINTS)
     if not may_read_values(var):
         return rough

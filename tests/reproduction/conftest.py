@@ -19,6 +19,7 @@ def tiny_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both recipes with small networks and two epochs; what tells them apart stays."""
     small = {name: {"mlp": {**table["mlp"], **TINY}} for name, table in recipes.RECIPES.items()}
     monkeypatch.setattr(recipes, "RECIPES", small)
+    monkeypatch.setattr(recipes, "DISTILLATION", {"best": 2})
 
 
 Put = Callable[..., Path]

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import bqn
+from bqn import metrics
 from bqn.evaluation import evaluate
 from bqn.reproduction import Cell, plan, records
-from bqn.reproduction.measuring import code, describe, entropy_share, thin
-from bqn.training import Run, load_data, load_run, own_parts, train
+from bqn.reproduction.measuring import DISTILLED_MODES, code, describe, entropy_share, thin
+from bqn.training import Run, distill, load_data, load_run, own_parts, train
 
 pytestmark = pytest.mark.usefixtures("tiny_recipes")
 
@@ -43,7 +44,8 @@ def test_a_record_holds_what_evaluation_says(tmp_path: Path) -> None:
         expected = {"architecture": "mlp", "data": "digits", "recipe": "best", "seed": cell.seed, "epochs": 2}
         assert {name: document[name] for name in expected} == expected
         assert document["config"]["seed"] == cell.seed
-        assert set(document["test"]) == set(document["validation"]) == set(records.MODES)
+        assert set(document["test"]) == set(document["validation"]) == {*records.MODES, *DISTILLED_MODES}
+        assert document["distilled"]["epochs"] == 2
         (folder,) = (tmp_path / "work/mlp-digits/best").glob(f"seed-{cell.seed}-*")
         trained = load_run(folder)
         dataset = load_data(trained.config)
@@ -58,6 +60,12 @@ def test_a_record_holds_what_evaluation_says(tmp_path: Path) -> None:
                 prepare=trained.preprocessing.input,
                 batch_size=1000,
             )
+            for mode in DISTILLED_MODES:
+                networks = distill(trained, training, validation, mode=mode.partition("_")[0], seed=cell.seed, epochs=2)
+                x = trained.preprocessing.input(split.x)
+                probs = torch.stack([network.predict(x) for network in networks]).mean(0)
+                scores[mode] = {"nll": metrics.nll(probs, split.y), "error": metrics.error(probs, split.y),
+                                "ece": metrics.ece(probs, split.y)}  # fmt: skip
             for mode, entry in document[part].items():
                 for name, value in entry.items():
                     assert value == pytest.approx(scores[mode][name], rel=1e-4, abs=1e-6), (part, mode, name)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bqn.reproduction import Cell, tables
+from bqn.reproduction import Cell, records, tables
 from bqn.reproduction.records import Statistic
 
 MLP = Cell("mlp", "mnist", "best")
@@ -21,7 +21,7 @@ def test_nothing_measured_is_said(tmp_path: Path) -> None:
         cells = row(make(tmp_path), "CNN KMNIST")
         assert cells[3] == cells[5] == "not measured"
         assert tables.SHORT not in make(tmp_path)
-    assert row(tables.ratios(tmp_path), "MLP MNIST")[1:] == ["not measured"] * 4 + [tables.NOTHING]  # there is no aim
+    assert row(tables.ratios(tmp_path), "MLP MNIST")[1:] == ["not measured"] * 6 + [tables.NOTHING]  # there is no aim
     assert set(row(tables.calibration(tmp_path), "MLP MNIST")[1:]) == {"not measured"}
     assert tables.rival(tmp_path, "qnn", "vgg", "cifar10", "map") == "not measured"
     assert tables.levels(tmp_path) == "Not measured yet."
@@ -69,13 +69,29 @@ def test_scoreboard(put: Any, tmp_path: Path) -> None:
 def test_ratios_against_the_aim(put: Any, tmp_path: Path) -> None:
     put(CNN)
     put(MLP)
-    assert row(tables.ratios(tmp_path), "CNN KMNIST") == ["CNN KMNIST", "1.20 ✗", "1.10", "1.50", "1.40", "1.1"]
+    assert row(tables.ratios(tmp_path), "CNN KMNIST") == [
+        "CNN KMNIST", "1.20 ✗", "1.10", "not measured", "1.50", "1.40", "not measured", "1.1"
+    ]  # fmt: skip
     assert row(tables.ratios(tmp_path), "MLP MNIST")[1:3] == ["1.20", "1.10"]
 
 
 def test_calibration_and_entropy(put: Any, tmp_path: Path) -> None:
     put(CNN)
-    assert row(tables.calibration(tmp_path), "CNN KMNIST")[1:] == ["1.00", "1.20", "1.10", "1.50", "1.40", "25%"]
+    assert row(tables.calibration(tmp_path), "CNN KMNIST")[1:] == [
+        "1.00", "1.20", "1.10", "not measured", "1.50", "1.40", "not measured", "25%"
+    ]  # fmt: skip
+
+
+def test_distilled_networks_have_columns_of_their_own(put: Any, tmp_path: Path) -> None:
+    scores = {mode: {"nll": 0.1, "error": 0.02, "ece": 0.01} for mode in records.MODES}
+    scores |= {f"{mode}_distilled": {"nll": 0.13, "error": 0.031, "ece": 0.02} for mode in ("mc", "map")}
+    put(CNN, validation=scores, test=scores)  # the aims are 120 / 2.7 and 140 / 3.2
+    put(replace(CNN, seed=1))
+    assert row(tables.table2(tmp_path), "CNN KMNIST")[7] == "130.0 / 3.10 (1)"
+    assert row(tables.table3(tmp_path), "CNN KMNIST")[7] == "130.0 ✗ / 3.10 ✗ (1)"
+    assert row(tables.ratios(tmp_path), "CNN KMNIST")[3:7:3] == ["1.30 ✗", "1.30"]
+    assert row(tables.calibration(tmp_path), "CNN KMNIST")[4:8:3] == ["2.00", "2.00"]
+    assert row(tables.scoreboard(tmp_path), "MAP, distilled")[1:] == ["2", "0", "12", "2 of 2"]
 
 
 def test_levels(put: Any, tmp_path: Path) -> None:
@@ -120,8 +136,9 @@ def test_a_failed_run_among_good_ones_shows_and_is_not_met(put: Any, tmp_path: P
         put(replace(cell, seed=2), failed="training stopped")
     assert row(tables.scoreboard(tmp_path), "analytic")[1:] == ["0", "4", "10", "0 of 4"]
     assert row(tables.table1(tmp_path), "MLP MNIST")[5] == "30.0 ± 0.0 / 1.00 ± 0.00 (2), 1 failed ✗"
-    assert row(tables.ratios(tmp_path), "CNN KMNIST")[1:4] == ["1.20 ± 0.00, 1 failed ✗", "1.10 ± 0.00, 1 failed ✗",
-                                                               "1.50 ± 0.00, 1 failed"]  # fmt: skip
+    assert row(tables.ratios(tmp_path), "CNN KMNIST")[1:5] == [
+        "1.20 ± 0.00, 1 failed ✗", "1.10 ± 0.00, 1 failed ✗", "1 failed", "1.50 ± 0.00, 1 failed"
+    ]  # fmt: skip
     assert row(tables.calibration(tmp_path), "CNN KMNIST, 1 failed")[1] == "1.00 ± 0.00"
     put(replace(MLP, variant="levels-3"), failed="training stopped")
     assert "| 1.58 | 1 failed | 1 failed | 1 failed |" in tables.levels(tmp_path)

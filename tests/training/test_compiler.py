@@ -11,6 +11,7 @@ from bqn.data import Split
 from bqn.objective import ElboTerms
 from bqn.propagate import cpu
 from bqn.training import build_model, compiler, graph
+from bqn.training.distillation import Pupil
 from bqn.training.loop import Trainer
 from tests.training import tiny
 
@@ -231,6 +232,7 @@ FOLLOWED = {
     "cnn": ("cnn", {"channels": (4, 4), "hidden": (8,), "mixed_precision": True}, (1, 12, 12)),
     "cnn, drawn alone": ("cnn", {"channels": (4, 4), "hidden": (8,), "drawn_alone": 1}, (1, 12, 12)),
     "vgg": ("vgg", {"channels": (4, 8), "hidden": (8,), "mixed_precision": True}, (3, 16, 16)),
+    "cnn, distilled": ("cnn", {"channels": (4, 4), "hidden": (8,), "mixed_precision": True}, (1, 12, 12)),
 }
 
 
@@ -244,11 +246,14 @@ def test_the_compiler_follows_every_step(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cpu, "_library", None)  # the passes of a CPU are none that a GPU has
     plain_compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **each: plain_compile(f, backend="aot_eager", **each))
-    config = tiny.config(model=model, compile=True, drawn_epochs=1, mode_share=0.5, **options)
+    distilled = name.endswith("distilled")
+    drawn = {} if distilled else {"drawn_epochs": 1, "mode_share": 0.5}
+    config = tiny.config(model=model, compile=True, **drawn, **options)
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (16, *shape), generator=generator, dtype=torch.uint8)
     images = Split(x, torch.randint(3, (16,), generator=generator))
-    trainer = Trainer(build_model(config, shape, 3), images, None, config, torch.device("cpu"))
+    net = build_model(config, shape, 3)
+    trainer = Trainer(Pupil(net.eval()) if distilled else net, images, None, config, torch.device("cpu"))
     trainer.state.position = config.drawn_alone  # the first step of these is analytic, which "cnn" has in its half
     check(trainer)
     assert trainer.compiles

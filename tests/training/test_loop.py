@@ -47,7 +47,7 @@ def test_statistics_are_those_of_the_weights_when_the_network_is_judged(method, 
     for settled in (True, False):
         with monkeypatch.context() as patch:
             if not settled:
-                patch.setattr(loop.Trainer, "_settle", lambda self: None)
+                patch.setattr(loop.Trainer, "settle", lambda self: None)
             trained[settled] = train_tiny(config, tiny.images(), validation)
     net, history = trained[True]
     lagging, _ = trained[False]

@@ -8,19 +8,24 @@ from typing import Annotated
 import typer
 
 from bqn.atomic import write_atomic
-from bqn.cli._console import show, show_json, working
+from bqn.cli._console import note, show, show_json, working
 from bqn.cli._errors import UsageError
 from bqn.cli._options import AsJson, BatchSize, DataDir, Device, RunFolderArgument, Samples, Seed, choose_device
 from bqn.cli._rows import require_choice
 from bqn.cli._runs import judge, open_run
+from bqn.data import Split
 from bqn.deploy import to_bytes
 from bqn.deploy.inspection import describe
 from bqn.deploy.runs import MODES, pack_run
+from bqn.network import QuantizedNetwork
 from bqn.sizes import bytes_in_words
+from bqn.training import EpochRecord, Run
+from bqn.training import distill as distill_run
 
 EXAMPLES = """
 bqn pack runs/one --out one.bqn
 bqn pack runs/one --mode mc --samples 5 --out five.bqn
+bqn pack runs/one --distill 10 --out better.bqn
 """
 
 
@@ -41,6 +46,15 @@ def pack(
         bool,
         typer.Option("--temper", metavar="", help="With a temperature fitted on the run's validation examples."),
     ] = False,
+    distill: Annotated[
+        int,
+        typer.Option(
+            "--distill",
+            metavar="EPOCHS",
+            min=0,
+            help="Train what is packed towards the analytic prediction first, on the run's training data.",
+        ),
+    ] = 0,
     force: Annotated[bool, typer.Option("--force", metavar="", help="Replace FILE if it exists.")] = False,
     batch_size: BatchSize = 500,
     device: Device = "auto",
@@ -49,20 +63,25 @@ def pack(
 ) -> None:
     """Pack a run into one file that works alone: a bit for a binary weight, integers for everything else.
 
-    The packed networks are those that bqn evaluate draws for the same mode, samples and seed, and without --temper they
-    give the same figures: see bqn run.
+    The packed networks are those that bqn evaluate draws for the same mode, samples and seed, and without --temper and
+    --distill they give the same figures: see bqn run.
     """
     require_choice(mode, MODES, "--mode")
     if out.is_file() and not force:
         raise FileExistsError(f"{out} exists already: replace it with --force, or choose another --out")
     chosen = choose_device(device)
-    judged = judge(run, chosen, None, data_dir) if recalibrate or temper else None
+    if distill and recalibrate:
+        raise UsageError("--recalibrate is not for --distill, which ends with statistics from training data anyway")
+    judged = judge(run, chosen, None, data_dir) if recalibrate or temper or distill else None
     opened = open_run(run, chosen) if judged is None else judged.run
     require_choice(mode, opened.net.modes, "--mode")
     training = None if judged is None or judged.training is None or not recalibrate else judged.training.x
     validation = None if judged is None or not temper else judged.validation
     if temper and (validation is None or opened.preprocessing.task != "classification"):
         raise UsageError(f"--temper needs a classifier with validation examples, which {run} is not")
+    distilled = None
+    if distill and judged is not None and judged.training is not None:
+        distilled = _distill(opened, judged.training, judged.validation, mode, samples, seed, distill)
     with working(f"packing {run}"):
         packed = pack_run(
             opened,
@@ -71,6 +90,7 @@ def pack(
             seed=seed,
             recalibrate_on=training,
             temper_on=validation,
+            distilled=distilled,
             batch_size=batch_size,
         )
         write_atomic(out, to_bytes(packed))
@@ -84,3 +104,18 @@ def pack(
         f"{facts['bits_per_weight']:g} bit{'' if facts['bits_per_weight'] == 1 else 's'}; "
         f"in float32 one takes {bytes_in_words(facts['float32_bytes'])}"
     )
+
+
+def _distill(
+    run: Run, training: Split, validation: Split | None, mode: str, samples: int, seed: int, epochs: int
+) -> list[QuantizedNetwork]:
+    """Distilled networks, with a line on stderr for each epoch."""
+    count = samples if mode == "mc" else 1
+
+    def tell(number: int, record: EpochRecord) -> None:
+        which = f"network {number + 1} of {count}, " if count > 1 else ""
+        score = "" if record.validation_nll is None else f", validation NLL {record.validation_nll:.4f}"
+        score += "" if record.validation_error is None else f", error {record.validation_error:.2%}"
+        note(f"distilling: {which}epoch {record.epoch} of {epochs}{score}")
+
+    return distill_run(run, training, validation, mode=mode, samples=samples, seed=seed, epochs=epochs, report=tell)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -30,6 +32,7 @@ def pack_run(
     seed: int = 0,
     recalibrate_on: Tensor | None = None,
     temper_on: Split | None = None,
+    distilled: Sequence[QuantizedNetwork] | None = None,
     batch_size: int = 500,
 ) -> Packed:
     """The networks that `bqn.evaluation.evaluate` judges for the same mode, samples and seed, packed.
@@ -45,9 +48,14 @@ def pack_run(
     temper_on : Split or None
         Held-out examples. If given, the scale of all heads is multiplied by the temperature with which the average of
         the networks has the lowest NLL on them; classifiers only.
+    distilled : networks or None
+        What `bqn.training.distill` made of the run for the same mode, samples and seed, to be packed in the place of
+        those networks. They have batch norm statistics of their own already.
     batch_size : int
         Examples at a time.
     """
+    if distilled is not None and recalibrate_on is not None:
+        raise ValueError("recalibrate_on is not for distilled networks, which have statistics of their own")
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     predictor = Predictor(
@@ -59,8 +67,11 @@ def pack_run(
         recalibrate_on=recalibrate_on,
     )
     recalibrated = recalibrate_on is not None
-    members = list(predictor.members(f"{mode}_recalibrated" if recalibrated else mode))
-    about = _about(run, mode, len(members), seed, recalibrated)
+    if distilled is None:
+        members = list(predictor.members(f"{mode}_recalibrated" if recalibrated else mode))
+    else:
+        members = [copy.deepcopy(network) for network in distilled]  # tempered in place
+    about = _about(run, mode, len(members), seed, recalibrated) | {"distilled": distilled is not None}
     if temper_on is not None:
         about["temperature"] = _temper(members, predictor, temper_on)
     return pack_in_memory(members, **_form(run), about=about)

@@ -5,25 +5,28 @@ from __future__ import annotations
 import datetime
 import math
 import subprocess
+import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 import bqn
 from bqn import metrics
-from bqn.data import Dataset
-from bqn.network import Network
+from bqn.data import Dataset, Split
+from bqn.network import Network, QuantizedNetwork
 from bqn.predictions import Predictor
+from bqn.reproduction import recipes
 from bqn.reproduction.cells import Cell
-from bqn.training import DivergedError, Run
+from bqn.training import DivergedError, Run, distill
 from bqn.training.files import parse_object
 from bqn.training.run import data_parts
 
 SAMPLES = 5  # as many as the paper draws
+DISTILLED_MODES = ("map_distilled", "mc_distilled")
 _BATCH = 1000
 _CURVE_POINTS = 25
 _CURVE = ("epoch", "train_nll", "validation_nll", "validation_error", "kl")
@@ -55,6 +58,9 @@ def describe(cell: Cell, run: Run | DivergedError, dataset: Dataset, together: i
     if isinstance(run, DivergedError):
         return {**document, "failed": str(run)}
     history = run.history.records
+    scores, distilled = judge(run, dataset, test=cell.judged_on_test), {}
+    if epochs := recipes.distillation(cell.recipe, cell.variant):
+        distilled = _distill(run, dataset, cell.judged_on_test, epochs, scores)
     return {
         **document,
         "epochs": len(history),
@@ -63,7 +69,8 @@ def describe(cell: Cell, run: Run | DivergedError, dataset: Dataset, together: i
         "together": together,
         "parameters": sum(posterior.shape.numel() for _, posterior in run.net.posteriors()),
         "entropy": entropy_share(run.net),
-        **judge(run, dataset, test=cell.judged_on_test),
+        **({"distilled": distilled} if distilled else {}),
+        **scores,
         "curve": thin([record.to_dict() for record in history]),
     }
 
@@ -73,13 +80,10 @@ def judge(run: Run, dataset: Dataset, test: bool) -> dict[str, dict[str, dict[st
 
     Both pass through each network together: drawn and recalibrated once, it sees every example once.
     """
-    training, validation, _ = data_parts(run.config, dataset)
-    parts = {"validation": validation} if validation is not None else {}
-    parts |= {"test": dataset.test} if test else {}
+    training, parts = _parts(run, dataset, test)
     if not parts:
         return {}
-    x = torch.cat([part.x for part in parts.values()]).to(next(run.net.parameters()).device)
-    y = torch.cat([part.y for part in parts.values()])
+    x, y = _joined(run, parts)
     predictor = Predictor(
         run.net,
         samples=SAMPLES,
@@ -93,11 +97,58 @@ def judge(run: Run, dataset: Dataset, test: bool) -> dict[str, dict[str, dict[st
     for mode in predictor.modes:
         given = predictor.classify(mode, x, y, split=False)
         bounds = given.bound.split(sizes) if given.bound is not None else [None] * len(sizes)
-        for name, probs, labels, bound in zip(
-            parts, given.probs.split(sizes), y.cpu().split(sizes), bounds, strict=True
-        ):
+        for name, probs, labels, bound in zip(parts, given.probs.split(sizes), y.split(sizes), bounds, strict=True):
             result[name][mode] = _scores(probs, labels, bound)
     return result
+
+
+def _distill(
+    run: Run, dataset: Dataset, test: bool, epochs: int, scores: dict[str, dict[str, dict[str, float]]]
+) -> dict[str, Any]:
+    """Add the scores of distilled networks to those of the other modes; returns how they were made."""
+    training, parts = _parts(run, dataset, test)
+    if not parts:
+        return {}
+    x, y = _joined(run, parts)
+    about: dict[str, Any] = {"epochs": epochs, "seconds": 0.0}
+    for mode in DISTILLED_MODES:
+        began = time.perf_counter()
+        try:
+            networks = distill(
+                run,
+                training,
+                parts.get("validation"),
+                mode=mode.removesuffix("_distilled"),
+                samples=SAMPLES,
+                seed=run.config.seed,
+                epochs=epochs,
+            )
+        except DivergedError as error:  # the run itself is worth its record all the same
+            return {**about, "failed": str(error)}
+        about["seconds"] += time.perf_counter() - began
+        probs = torch.stack([_probabilities(run, network, x) for network in networks]).mean(0)
+        sizes = [len(part) for part in parts.values()]
+        for name, own, labels in zip(parts, probs.split(sizes), y.split(sizes), strict=True):
+            scores[name][mode] = _scores(own, labels, None)
+    return about
+
+
+def _probabilities(run: Run, network: QuantizedNetwork, x: Tensor) -> Tensor:
+    found = [cast(Tensor, network.predict(run.preprocessing.input(part))) for part in x.split(_BATCH)]
+    return torch.cat(found).double().cpu()
+
+
+def _parts(run: Run, dataset: Dataset, test: bool) -> tuple[Split, dict[str, Split]]:
+    """Training examples, and those to judge by."""
+    training, validation, _ = data_parts(run.config, dataset)
+    parts = {"validation": validation} if validation is not None else {}
+    return training, parts | ({"test": dataset.test} if test else {})
+
+
+def _joined(run: Run, parts: Mapping[str, Split]) -> tuple[Tensor, Tensor]:
+    """All examples on the device of the run, and their labels on the host."""
+    x = torch.cat([part.x for part in parts.values()]).to(next(run.net.parameters()).device)
+    return x, torch.cat([part.y for part in parts.values()]).cpu()
 
 
 def _scores(probs: Tensor, y: Tensor, bound: Tensor | None) -> dict[str, float]:

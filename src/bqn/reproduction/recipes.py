@@ -86,6 +86,9 @@ BEST: Mapping[str | tuple[str, str], Settings] = {
 
 RECIPES: Mapping[str, Mapping[str | tuple[str, str], Settings]] = {"paper": PAPER, "best": BEST}
 
+# For so many epochs the networks that are to be packed learn the analytic prediction (`bqn.training.distill`).
+DISTILLATION: Mapping[str, int] = {"best": 10}
+
 # --- variants ---------------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +177,11 @@ def settings(recipe: str, architecture: str, data: str, variant: str = "") -> di
         known = ", ".join(name for name in table if isinstance(name, str))
         raise ConfigError(f"recipe {recipe} is for {known}, got {architecture!r}")
     return {**table[architecture], **table.get((architecture, data), {}), **changes(variant)}
+
+
+def distillation(recipe: str, variant: str = "") -> int:
+    """Epochs of distillation once a run has ended; variants have none."""
+    return 0 if variant else DISTILLATION.get(recipe, 0)
 
 
 def config(recipe: str, architecture: str, data: str, variant: str = "", seed: int = 0) -> TrainConfig:

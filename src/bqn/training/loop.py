@@ -367,7 +367,7 @@ class Trainer:
         elbo, log_likelihood, kl = (state.term_sums / self.steps).tolist()
         scores: Scores | None = None
         if self.held_out is not None or state.epoch + 1 == config.epochs:
-            self._settle()
+            self.settle()
         if self.held_out is not None:
             scores = self._validate(*self.held_out)
             if not math.isfinite(scores.nll):
@@ -389,7 +389,7 @@ class Trainer:
             eta=spent / (state.epoch + 1) * (config.epochs - state.epoch - 1),
         )
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Bring the running statistics of batch norm up to the weights, behind which they lag while these move.
 
         On examples as stored, always the same ones, so that a resumed run and every process find the same.

@@ -63,7 +63,7 @@ def train_together(
         trainers = [_trainer(config, dataset, device) for config in configs]
         for trainer, folder in zip(trainers, folders or (), strict=folders is not None):
             _keep_or_continue(trainer, RunFolder(folder))
-        failures = _Together(trainers, report, tick).run()
+        failures = Together(trainers, report, tick).run()
     return [
         failures.get(index) or Run(trainer.net, trainer.config, trainer.history(), trainer.preprocessing)
         for index, trainer in enumerate(trainers)
@@ -92,13 +92,18 @@ def _keep_or_continue(trainer: Trainer, folder: RunFolder) -> None:
         trainer.continue_from(folder)
 
 
-class _Together:
-    def __init__(self, trainers: Sequence[Trainer], report: Told | None, tick: Callable[[], None] | None) -> None:
+class Together:
+    """Runs under way side by side; `report` and `tick` as for `train_together`."""
+
+    def __init__(
+        self, trainers: Sequence[Trainer], report: Told | None = None, tick: Callable[[], None] | None = None
+    ) -> None:
         self.trainers, self.report, self.tick = trainers, report, tick
         self.failures: dict[int, DivergedError] = {}
         self.recording: Recording | None = None
 
     def run(self) -> dict[int, DivergedError]:
+        """Train all to their ends; the errors of those that failed, by their numbers."""
         with ExitStack() as stack:
             for trainer in self.trainers:
                 stack.enter_context(trainer.at_work())
