@@ -67,5 +67,5 @@ def test_the_coarse_grid() -> None:
         coarse = expected_softmax(mean, var, coarse=True)
         distance = 0.5 * (coarse - expected_softmax(mean, var)).abs().sum(-1)
         assert float(distance.mean()) < 0.003
-        assert float(distance.max()) < 0.05
+        assert float(distance.max()) < 0.1
         assert_close(coarse.sum(-1), torch.ones(400))

@@ -103,3 +103,16 @@ def test_runs_that_cannot_be_entries(tmp_path, capsys):
     assert "say whether to recalibrate" in fails(capsys, tmp_path / "all", "--name", "a", *out)
     assert "to fit a temperature on" in fails(capsys, tmp_path / "all", "--name", "a", "--temper", *out)
     assert not (tmp_path / "zoo").exists()
+
+
+def test_distilled_networks(run, tmp_path):
+    plain = build.build(run, "plain", "mc", samples=2, recalibrate=True, out=tmp_path)
+    card = build.build(run, "distilled", "mc", samples=2, distill=3, temper=True, out=tmp_path)
+    packed = Zoo(tmp_path).read("distilled")
+    assert card.distilled
+    assert packed.about["distilled"] is True
+    assert not plain.distilled
+    assert (card.samples, packed.members) == (2, 2)
+    assert card.test["nll"] != plain.test["nll"]
+    with pytest.raises(ValueError, match="distill must be a number of epochs, and without recalibrate"):
+        build.build(run, "distilled", distill=3, recalibrate=True, out=tmp_path)

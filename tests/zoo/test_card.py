@@ -10,7 +10,8 @@ from bqn.zoo import Card
 
 VALUES = {
     "name": "stars-mlp", "data": "stars", "data_size": "12 images", "data_licence": "MIT", "data_source": "the sky",
-    "architecture": "mlp", "mode": "mc", "samples": 5, "recalibrated": True, "temperature": None, "levels": [-1.0, 1.0],
+    "architecture": "mlp", "mode": "mc", "samples": 5, "recalibrated": True, "distilled": False,
+    "temperature": None, "levels": [-1.0, 1.0],
     "activations": [-1, 0, 1], "weights": 1234, "size": 999, "sha256": "0" * 64,
     "test": {"examples": 10, "nll": 0.5, "error": 0.1, "ece": 0.02}, "training": {"epochs": 3, "hidden": [8]},
     "seed": 7, "draw_seed": None, "version": "1.0", "use": "To look at.", "limits": "Only at night.",
@@ -31,6 +32,8 @@ def test_networks_in_words(mode, recalibrated, words):
     card = Card(**VALUES | {"mode": mode, "recalibrated": recalibrated})
     assert card.networks == words
     assert replace(card, temperature=1.5).networks == f"{words}, tempered"
+    distilled = Card(**VALUES | {"mode": mode, "recalibrated": False, "distilled": True, "temperature": 1.2})
+    assert distilled.networks.endswith(("sampled, distilled, tempered", "most probable, distilled, tempered"))
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ BEST: Mapping[str | tuple[str, str], Settings] = {
 RECIPES: Mapping[str, Mapping[str | tuple[str, str], Settings]] = {"paper": PAPER, "best": BEST}
 
 # For so many epochs the networks that are to be packed learn the analytic prediction (`bqn.training.distill`).
-DISTILLATION: Mapping[str, int] = {"best": 10}
+DISTILLATION: Mapping[str, int] = {"best": 5}
 
 # --- variants ---------------------------------------------------------------------------------------------------------
 

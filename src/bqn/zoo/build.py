@@ -1,11 +1,11 @@
 """Make an entry of the zoo from a run: pack it, judge the packed file on the test set, write it with its card.
 
     python -m bqn.zoo.build runs/mnist-cnn --name mnist-cnn --temper
-    python -m bqn.zoo.build runs/mnist-cnn --name mnist-cnn-mc5 --mode mc --samples 5
+    python -m bqn.zoo.build runs/mnist-cnn --name mnist-cnn-mc5 --mode mc --samples 5 --distill 5
 
 Whether the networks get batch norm statistics of their own is decided on the run's validation examples, unless
-`--recalibrate yes` or `no` says it. The test set is touched once, by the file that is written. Afterwards write the
-page again:
+`--recalibrate yes` or `no` says it; distilled ones have them anyway. The test set is touched once, by the file that is
+written. Afterwards write the page again:
 
     python -m bqn.zoo.page > docs/zoo.md
 """
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import bqn.training
 from bqn._version import __version__
 from bqn.atomic import write_atomic
 from bqn.data import Dataset, Split, available
@@ -58,6 +59,7 @@ def build(
     seed: int = 0,
     recalibrate: bool | None = None,
     temper: bool = False,
+    distill: int = 0,
     data_dir: Path | None = None,
     device: str = "cpu",
     out: Path = PRETRAINED.folder,
@@ -74,6 +76,8 @@ def build(
         validation examples.
     temper : bool
         Whether to fit a temperature on the run's validation examples.
+    distill : int
+        For so many epochs the networks learn the analytic prediction first, see `bqn.training.distill`.
     data_dir : where named data sets lie
     device : where networks are drawn and recalibrated
     """
@@ -85,14 +89,21 @@ def build(
     if dataset.task != "classification":
         raise ValueError(f"folder must hold the run of a classifier, {folder} is for {dataset.task}")
 
+    if distill < 0 or (distill and recalibrate):
+        raise ValueError("distill must be a number of epochs, and without recalibrate, which it does by itself")
     if temper and validation is None:
         raise ValueError("the run has no validation examples to fit a temperature on")
+    held_out = validation if temper else None
 
     def packed(again: bool) -> Packed:
-        reference, held_out = training.x if again else None, validation if temper else None
+        reference = training.x if again else None
         return pack_run(run, mode, samples=samples, seed=seed, recalibrate_on=reference, temper_on=held_out)
 
-    chosen = _better([packed(False), packed(True)], validation) if recalibrate is None else packed(recalibrate)
+    if distill:
+        made = bqn.training.distill(run, training, validation, mode=mode, samples=samples, seed=seed, epochs=distill)
+        chosen = pack_run(run, mode, seed=seed, temper_on=held_out, distilled=made)
+    else:
+        chosen = _better([packed(False), packed(True)], validation) if recalibrate is None else packed(recalibrate)
     content = to_bytes(chosen)
     if len(content) > MOST_BYTES:
         raise ValueError(f"{name} would take {len(content):,} bytes, a file of the zoo has at most {MOST_BYTES:,}")
@@ -128,6 +139,7 @@ def _card(name: str, run: Run, dataset: Dataset, packed: Packed, content: bytes,
         mode=str(packed.about["mode"]),
         samples=packed.members,
         recalibrated=bool(packed.about["recalibrated"]),
+        distilled=bool(packed.about["distilled"]),
         temperature=packed.about["temperature"],
         levels=settings["levels"],
         activations=settings["activations"],
@@ -167,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default: 0)")
     parser.add_argument("--recalibrate", choices=("auto", "yes", "no"), default="auto", help="default: auto")
     parser.add_argument("--temper", action="store_true", help="fit a temperature on the run's validation examples")
+    parser.add_argument("--distill", type=int, default=0, metavar="EPOCHS", help="learn the analytic prediction first")
     parser.add_argument("--data-dir", type=Path, help="where named data sets lie (default: $BQN_DATA)")
     parser.add_argument("--device", default="cpu", help="where networks are drawn and recalibrated (default: cpu)")
     parser.add_argument("--out", type=Path, default=PRETRAINED.folder, help="default: into the package")
@@ -180,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seed=given.seed,
             recalibrate={"auto": None, "yes": True, "no": False}[given.recalibrate],
             temper=given.temper,
+            distill=given.distill,
             data_dir=given.data_dir,
             device=given.device,
             out=given.out,

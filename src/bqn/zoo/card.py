@@ -32,6 +32,8 @@ class Card:
         How many networks the file holds.
     recalibrated : bool
         Whether they have batch norm statistics of their own, from training examples.
+    distilled : bool
+        Whether they have learned the analytic prediction of the posterior that they come from.
     temperature : float or None
         What the logits were divided by, fitted on validation examples; None for 1.
     levels, activations : list of float
@@ -64,6 +66,7 @@ class Card:
     mode: str
     samples: int
     recalibrated: bool
+    distilled: bool
     temperature: float | None
     levels: list[float]
     activations: list[float]
@@ -104,7 +107,8 @@ class Card:
     def networks(self) -> str:
         """What the file holds, in words."""
         what = "most probable" if self.mode == "map" else f"{self.samples} sampled"
-        return what + ", recalibrated" * self.recalibrated + ", tempered" * (self.temperature is not None)
+        what += ", recalibrated" * self.recalibrated + ", distilled" * self.distilled
+        return what + ", tempered" * (self.temperature is not None)
 
 
 def _is_integer(value: Any) -> bool:

@@ -35,14 +35,16 @@ probs = model(images)  # uint8 (N, C, H, W) in, probabilities (N, K) out
 A file of your own that has the name of an entry wins over it. Scores are those of the packed file on the test set of
 its data: NLL in nats, ECE over 15 bins. *Most probable* is one network (MAP), *sampled* are several whose probabilities
 are averaged; *recalibrated* networks have batch norm statistics of their own, from training examples, which was decided
-on validation examples; *tempered* ones have their logits divided by a temperature that was fitted on these.
+on validation examples; *distilled* ones have learned the analytic prediction of the posterior that they come from, see
+[deploy.md](deploy.md#distillation); *tempered* ones have their logits divided by a temperature that was fitted on
+validation examples.
 """
 
 _ENDING = """\
 ## A new entry
 
-`python -m bqn.zoo.build RUN --name NAME [--mode mc --samples 5]` packs a run, judges the packed file on the test set
-and writes both files into the package; `python -m bqn.zoo.page > docs/zoo.md` writes this page again.
+`python -m bqn.zoo.build RUN --name NAME [--mode mc --samples 5] [--distill 5]` packs a run, judges the packed file
+on the test set and writes both files into the package; `python -m bqn.zoo.page > docs/zoo.md` writes this page again.
 """
 
 
