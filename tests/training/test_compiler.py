@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -111,6 +112,16 @@ def test_mistakes_are_named(change: Change, words: str) -> None:
     with pytest.warns(UserWarning, match=f"compile: torch.compile of torch .* changes the gradient of .* {words}, so"):
         check(trainer)
     assert not trainer.compiles
+
+
+def test_signs_that_rounding_decides_are_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, trusted in ((0.5, True), (1.0, False)):
+        trainer = trainer_of()
+        monkeypatch.setattr(trainer.net, "has_beliefs", False)
+        compile_as(trainer, noisy(size))
+        with nullcontext() if trusted else pytest.warns(UserWarning, match="so the steps are not compiled"):
+            check(trainer)
+        assert trainer.compiles is trusted
 
 
 def test_numbers_that_are_not_finite_anyway_are_left_to_the_guard() -> None:
