@@ -35,6 +35,47 @@ def pair(rows: Rows) -> str:
     return "\n".join(lines)
 
 
+KINDS = {
+    "products": r"nvjet_|cutlass|splitKreduce|_forward_kernel",
+    "over weights": r"_(round|weights|by_weight)_kernel",
+    "over inputs": r"_(inputs|by_input)_kernel",
+    "sums": r"at::native::reduce_kernel",
+    "rest": r"_finish_kernel|Memset",
+}
+
+
+def _by_kind(kernels: Rows) -> tuple[str, dict[str, float]]:
+    """The form of a layer, and its microseconds by what the kernels do.
+
+    Fused products end as a pass would, and their kernels have the names of passes.
+    """
+    fused = any(row["kernel"] == "_forward_kernel" for row in kernels)
+    times = dict.fromkeys(KINDS, 0.0)
+    for row in kernels:
+        name = row["kernel"]
+        found = [kind for kind, pattern in KINDS.items() if re.search(pattern, name)]
+        if len(found) != 1:
+            raise SystemExit(f"speed_tables: what is the kernel {name} for?")
+        product = fused and name in ("_by_input_kernel", "_by_weight_kernel", "_finish_kernel")
+        times["products" if product else found[0]] += row["us"]
+    return "fused products" if fused else "fused passes", times
+
+
+def pair_profile(rows: Rows) -> str:
+    """The layers that miss 70 % with backward."""
+    heads = ["layer", "form", "floor, µs", *KINDS, "all of ours", "floor / all"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    both = {(row["what"], row["form"]): row["kernels"] for row in rows if row["pass"] == "forward and backward"}
+    for what in dict.fromkeys(what for what, _ in both):
+        floor = sum(row["us"] for row in both[what, "floor"])
+        form, times = _by_kind(both[what, "ours"])
+        whole = sum(times.values())
+        if floor < 0.7 * whole:
+            cells = " | ".join(f"{time:.1f}" if time else "–" for time in (floor, *times.values(), whole))
+            lines.append(f"| {what} | {form} | {cells} | {100 * floor / whole:.0f} % |")
+    return "\n".join(lines)
+
+
 def memory(rows: Rows) -> str:
     kinds = [kind for kind in ("kept", "peak") if kind in rows[0]["ratio"]]
     heads = "".join(f" {kind}: plain, MB | ours, MB | ratio |" for kind in kinds)
@@ -112,8 +153,10 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "gpu_step": steps,
     "gpu_step_100": steps,
     "gpu_step_512": steps,
+    "gpu_step_cnn_512": steps,
     "precision": precision,
     "pair_of_products": pair,
+    "pair_of_products_profile": pair_profile,
     "memory": memory,
     "cost": cost,
 }

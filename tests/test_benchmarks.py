@@ -76,6 +76,18 @@ def test_the_page_of_speed(load: Any, full_disk: Any, tmp_path: Path, monkeypatc
     assert path.read_text().count("No record yet.") == len(tables.TABLES)
 
 
+def test_kernels_of_fused_products_are_not_taken_for_the_passes_of_the_same_name(load: Any) -> None:
+    tables = load("speed_tables")
+    passes = {"nvjet_TNT": 6.0, "_weights_kernel": 1.0, "_by_weight_kernel": 2.0, "_by_input_kernel": 3.0}
+    fused = {"_forward_kernel": 4.0, "_finish_kernel": 0.5, "_round_kernel": 1.0, "_by_input_kernel": 3.0}
+    form, times = tables._by_kind([{"kernel": name, "us": us} for name, us in passes.items()])
+    assert (form, *times.values()) == ("fused passes", 6.0, 3.0, 3.0, 0.0, 0.0)
+    form, times = tables._by_kind([{"kernel": name, "us": us} for name, us in fused.items()])
+    assert (form, *times.values()) == ("fused products", 7.5, 1.0, 0.0, 0.0, 0.0)
+    with pytest.raises(SystemExit, match="what is the kernel new for"):
+        tables._by_kind([{"kernel": "new", "us": 1.0}])
+
+
 def test_a_step_that_was_not_compiled_is_not_called_compiled(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     step = load("gpu_step")
     accepted = True
