@@ -17,6 +17,22 @@ def blocks(path: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
 
 
+def test_links_to_sections_lead_somewhere() -> None:
+    def slug(head: str) -> str:
+        return re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-")
+
+    found = 0
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for file, section in re.findall(r"\]\(([\w\-/.]*\.md)?#([\w\-]+)\)", page.read_text()):
+            text = (page.parent / file).read_text() if file else page.read_text()
+            assert section in {slug(head) for head in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}, (
+                page.name,
+                section,
+            )
+            found += 1
+    assert found > 30
+
+
 def test_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = blocks("README.md", "python")
@@ -123,6 +139,24 @@ def test_pages_of_results_are_those_of_the_records() -> None:
         assert (ROOT / "docs" / name).read_text() == text, name
     drawn = {f"figures/{path.name}" for path in (ROOT / "docs/figures").glob("results-*.svg")}
     assert drawn == {name for name in made if name.startswith("figures/")}
+
+
+def test_table_of_distillation_is_that_of_the_records() -> None:
+    """Means over the seeds that have both."""
+    from bqn.reproduction import records
+
+    modes = ("analytic", "mc_recalibrated", "mc_distilled", "map_recalibrated", "map_distilled")
+    page = (ROOT / "docs/deploy.md").read_text()
+    for data, name in (("mnist", "MNIST"), ("fashion-mnist", "Fashion-MNIST"), ("kmnist", "KMNIST")):
+        rows = [row for row in records.seeds("cnn", data, "best", ROOT / "results") if "map_distilled" in row["test"]]
+        assert len(rows) == 5
+        cells = []
+        for mode in modes:
+            nll, error = (records.figure(rows, "test", mode, figure) for figure in ("nll", "error"))
+            assert nll is not None
+            assert error is not None
+            cells.append(f"{1e3 * nll.mean:.1f} / {100 * error.mean:.2f}")
+        assert f"| {name} | {' | '.join(cells)} |" in page
 
 
 def test_tables_of_the_speed_page_are_those_of_the_records() -> None:

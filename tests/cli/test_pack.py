@@ -13,7 +13,7 @@ from PIL import Image
 from bqn.cli import main
 from bqn.deploy import container, load_packed
 from bqn.deploy.columns import KEY, from_about
-from bqn.training import load_run
+from bqn.training import distill, load_data, load_run, own_parts
 from tests.cli.files import QUICK, images, write_images, write_table
 
 
@@ -68,6 +68,40 @@ def test_tempered(bqn, home, tmp_path):
         assert result[name] == pytest.approx(expected[name], rel=1e-4), name
     told = bqn("pack", home.regression, "--temper", "--out", tmp_path / "b.bqn").fails(2)
     assert "--temper needs a classifier with validation examples" in told
+
+
+@pytest.mark.parametrize("mode", ["map", "mc"])
+def test_distilled(bqn, home, tmp_path, mode):
+    options = ["--mode", mode, "--samples", 2, "--seed", 5, "--distill", 2]
+    done = bqn("pack", home.classifier, *options, "--out", tmp_path / "a.bqn", "--json")
+    assert done.code == 0
+    assert set(json.loads(done.out)) >= {"file", "members"}  # progress goes elsewhere
+    which = "network 2 of 2, " if mode == "mc" else ""
+    assert f"distilling: {which}epoch 2 of 2, validation NLL " in done.err
+    model = load_packed(tmp_path / "a.bqn")
+    about = model.packed.about
+    assert (about["distill_epochs"], about["recalibrated"], about["seed"]) == (2, False, 5)
+    run = load_run(home.classifier)
+    training, validation = own_parts(home.classifier, run.config, load_data(run.config))
+    expected = distill(run, training, validation, mode=mode, samples=2, seed=5, epochs=2)
+    assert about["distilled"] == sum(epoch > 0 for epoch in expected.kept)
+    assert done.err.count("not distilled: no epoch was better than none") == expected.kept.count(0)
+    assert done.err.count(" as of epoch ") == about["distilled"]
+    x = torch.from_numpy(images(20)[0]).unsqueeze(1)
+    probs = torch.stack([network.predict(run.preprocessing.input(x)) for network in expected.networks]).mean(0)
+    np.testing.assert_allclose(model(x.numpy()), probs.numpy(), atol=1e-6)
+
+
+def test_distilled_regression_and_refusals(bqn, home, tmp_path):
+    assert bqn("pack", home.regression, "--distill", 1, "--out", tmp_path / "a.bqn").code == 0
+    assert load_packed(tmp_path / "a.bqn").packed.about["distill_epochs"] == 1
+    told = bqn("pack", home.classifier, "--distill", 1, "--recalibrate", "--out", tmp_path / "b.bqn").fails(2)
+    assert "--recalibrate is not for --distill" in told
+    assert not (tmp_path / "b.bqn").exists()
+    point = tmp_path / "point"
+    assert main(["train", "--data", str(home.images), "--method", "qnn", "--out", str(point), *QUICK]) == 0
+    told = bqn("pack", point, "--distill", 1, "--out", tmp_path / "b.bqn").fails(2)
+    assert "distillation needs a run with a posterior: method must be bqn, got qnn" in told
 
 
 def test_the_digits_that_come_with_scikit_learn(bqn, tmp_path):
@@ -219,8 +253,9 @@ def test_wrong_usage_of_pack(bqn, home, run, tmp_path):
     assert "--mode must be one of map, mc" in bqn("pack", home.classifier, "--mode", "analytic", *out).fails(2)
     assert "missing option '--out'" in bqn("pack", home.classifier).fails(2)
     assert "is not a folder" in bqn("pack", tmp_path / "nothing", *out).fails()
-    assert "No such file or directory" in bqn("pack", home.classifier, "--out", tmp_path / "no" / "a.bqn").fails()
-    assert "Is a directory" in bqn("pack", home.classifier, "--out", tmp_path).fails()
+    for unusable in (tmp_path / "no" / "a.bqn", tmp_path):
+        told = bqn("pack", home.classifier, "--out", unusable).fails(2)
+        assert f"--out must be a file in a folder that is there, got {unusable}" in told
     assert not (tmp_path / "a.bqn").exists()
 
 

@@ -54,7 +54,8 @@ def _incomplete(document: dict[str, Any], cell: Cell) -> Iterator[str]:
     if ("test" in document) != cell.judged_on_test:
         yield "test examples are for recipes, not for ideas"
     for part in {"test", "validation"} & document.keys():
-        if set(document[part]) != set(records.MODES):
+        expected = {*records.MODES, *(records.DISTILLED_MODES if "distilled" in document else ())}
+        if set(document[part]) != expected:
             yield f"{part} has other modes"
     if not 0 < len(document.get("curve", {}).get("epoch", ())) <= 25:
         yield "the curve must have 1 to 25 epochs"

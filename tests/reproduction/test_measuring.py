@@ -12,9 +12,9 @@ import torch
 import bqn
 from bqn import metrics
 from bqn.evaluation import evaluate
-from bqn.reproduction import Cell, plan, records
-from bqn.reproduction.measuring import DISTILLED_MODES, code, describe, entropy_share, thin
-from bqn.training import Run, distill, load_data, load_run, own_parts, train
+from bqn.reproduction import Cell, measuring, plan, records
+from bqn.reproduction.measuring import code, describe, entropy_share, thin
+from bqn.training import DivergedError, Run, distill, load_data, load_run, own_parts, train
 
 pytestmark = pytest.mark.usefixtures("tiny_recipes")
 
@@ -44,7 +44,7 @@ def test_a_record_holds_what_evaluation_says(tmp_path: Path) -> None:
         expected = {"architecture": "mlp", "data": "digits", "recipe": "best", "seed": cell.seed, "epochs": 2}
         assert {name: document[name] for name in expected} == expected
         assert document["config"]["seed"] == cell.seed
-        assert set(document["test"]) == set(document["validation"]) == {*records.MODES, *DISTILLED_MODES}
+        assert set(document["test"]) == set(document["validation"]) == {*records.MODES, *records.DISTILLED_MODES}
         assert document["distilled"]["epochs"] == 2
         (folder,) = (tmp_path / "work/mlp-digits/best").glob(f"seed-{cell.seed}-*")
         trained = load_run(folder)
@@ -60,10 +60,10 @@ def test_a_record_holds_what_evaluation_says(tmp_path: Path) -> None:
                 prepare=trained.preprocessing.input,
                 batch_size=1000,
             )
-            for mode in DISTILLED_MODES:
-                networks = distill(trained, training, validation, mode=mode.partition("_")[0], seed=cell.seed, epochs=2)
+            for mode in records.DISTILLED_MODES:
+                made = distill(trained, training, validation, mode=mode.partition("_")[0], seed=cell.seed, epochs=2)
                 x = trained.preprocessing.input(split.x)
-                probs = torch.stack([network.predict(x) for network in networks]).mean(0)
+                probs = torch.stack([network.predict(x) for network in made.networks]).mean(0)
                 scores[mode] = {"nll": metrics.nll(probs, split.y), "error": metrics.error(probs, split.y),
                                 "ece": metrics.ece(probs, split.y)}  # fmt: skip
             for mode, entry in document[part].items():
@@ -104,6 +104,21 @@ def test_time_is_shared() -> None:
     dataset = load_data(trained.config)
     alone, shared = (describe(cell, trained, dataset, together, "cpu") for together in (1, 10))
     assert alone["seconds"] == pytest.approx(10 * shared["seconds"])
+
+
+def test_a_distillation_that_fails_does_not_take_the_record_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = cells(1)[0]
+    trained = train(cell.config("cpu"))
+    dataset = load_data(trained.config)
+    for error in (DivergedError(1, 2, "gradient", "of a layer"), torch.OutOfMemoryError("no more")):
+
+        def fail(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(measuring, "distill", fail)
+        document = describe(cell, trained, dataset, 1, "cpu")
+        assert document["distilled"]["failed"] == str(error)
+        assert set(document["test"]) == set(records.MODES)
 
 
 def test_code_is_that_of_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

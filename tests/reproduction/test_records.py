@@ -69,6 +69,13 @@ def test_difference_names_the_setting(put: Any, tmp_path: Path) -> None:
         ({"failed": ""}, "failed must be words"),
         ({"seconds": "long"}, "seconds must be a number"),
         ({"together": None}, "together must be a number"),
+        ({"distilled": [5]}, "distilled must be an object"),
+        ({"distilled": {"epochs": 5}}, "distilled, seconds must be a number"),
+        ({"distilled": {"epochs": 5, "seconds": 1, "failed": 3}}, "distilled, failed must be words"),
+        (
+            {"test": {mode: {"nll": 0.1, "error": 0.1, "ece": 0.1} for mode in records.MODES} | {"map_distilled": {}}},
+            "test, map_distilled must have nll, error, ece",
+        ),
         ({"curve": [1]}, "curve must hold one list a figure"),
         ({"curve": {"epoch": [1]}}, "curve must have epoch, train_nll and validation_nll"),
         ({"curve": {"epoch": [1], "train_nll": [], "validation_nll": [1]}}, "lists of curve must be of one length"),

@@ -94,6 +94,17 @@ def test_distilled_networks_have_columns_of_their_own(put: Any, tmp_path: Path) 
     assert row(tables.scoreboard(tmp_path), "MAP, distilled")[1:] == ["2", "0", "12", "2 of 2"]
 
 
+def test_a_failed_distillation_is_not_left_out(put: Any, tmp_path: Path) -> None:
+    scores = {mode: {"nll": 0.01, "error": 0.001, "ece": 0.01} for mode in (*records.MODES, *records.DISTILLED_MODES)}
+    put(CNN, validation=scores, test=scores)
+    assert row(tables.scoreboard(tmp_path), "MAP, distilled")[1:] == ["2", "0", "12", "2 of 2"]
+    put(replace(CNN, seed=1), distilled={"epochs": 5, "seconds": 1.0, "failed": "training stopped"})
+    assert row(tables.scoreboard(tmp_path), "MAP, distilled")[1:] == ["0", "2", "12", "0 of 2"]
+    assert row(tables.table2(tmp_path), "CNN KMNIST")[7] == "10.0 / 0.10 (1), 1 failed ✗"
+    assert row(tables.table2(tmp_path), "CNN KMNIST")[6].endswith("(2)")
+    assert row(tables.ratios(tmp_path), "CNN KMNIST")[6] == "1.00, 1 failed"
+
+
 def test_levels(put: Any, tmp_path: Path) -> None:
     put(MLP, 0.05)
     assert tables.levels(tmp_path) == "Not measured yet."

@@ -1,6 +1,8 @@
 """Distillation: networks that learn what their posterior predicts, and a posterior that does not notice."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,7 +116,7 @@ def parts() -> tuple[Split, Split]:
     return Split(whole.x[:250], whole.y[:250]), Split(whole.x[250:], whole.y[250:])
 
 
-def distance(run: Run, networks: list[QuantizedNetwork], split: Split) -> float:
+def distance(run: Run, networks: Sequence[QuantizedNetwork], split: Split) -> float:
     """How far the prediction of one of them is from the analytic one: the mean KL."""
     x = run.preprocessing.input(split.x.to(DEVICE))
     expected, given = run.net.predict(x), torch.stack([network.predict(x) for network in networks])
@@ -126,7 +128,9 @@ def test_networks_come_nearer_to_the_analytic_prediction(run: Run, parts: tuple[
     training, held_out = parts
     before = {name: tensor.clone() for name, tensor in run.net.state_dict().items()}
     told: list[tuple[int, EpochRecord]] = []
-    made = distill(run, training, mode=mode, samples=3, seed=5, epochs=6, report=lambda *news: told.append(news))
+    made = distill(
+        run, training, mode=mode, samples=3, seed=5, epochs=6, report=lambda *news: told.append(news)
+    ).networks
     generator = torch.Generator(DEVICE).manual_seed(5)
     plain = list(run.net.members(mode, 3, generator))
     reference = run.preprocessing.input(training.x.to(DEVICE))
@@ -142,14 +146,14 @@ def test_networks_come_nearer_to_the_analytic_prediction(run: Run, parts: tuple[
     assert not run.net.training
 
 
-def settled(networks: list[QuantizedNetwork]) -> list[Tensor]:
+def settled(networks: Sequence[QuantizedNetwork]) -> list[Tensor]:
     return [tensor.cpu() for network in networks for tensor in network.state_dict().values()]
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="sums on a GPU may differ in their last digits, and signs turn on these")
 def test_a_seed_decides(run: Run, parts: tuple[Split, Split]) -> None:
     first, again, other = (
-        settled(distill(run, parts[0], mode="mc", samples=2, seed=seed, epochs=2)) for seed in (1, 1, 2)
+        settled(distill(run, parts[0], mode="mc", samples=2, seed=seed, epochs=2).networks) for seed in (1, 1, 2)
     )
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
@@ -164,7 +168,7 @@ def test_regression() -> None:
     run = train(
         tiny.regression_config(hidden=(32,), epochs=20, batch_size=100, lam=1.0, device=DEVICE), dataset=prices()
     )
-    (made,) = distill(run, tiny.table(600), epochs=20)
+    (made,) = distill(run, tiny.table(600), epochs=20).networks
     x = run.preprocessing.input(tiny.table(600, seed=2).x.to(DEVICE))
     given, plain, expected = made.predict(x), run.net.mode().predict(x), run.net.predict(x)
     assert isinstance(given, Moments)
@@ -175,23 +179,95 @@ def test_regression() -> None:
     assert float(made.head.noise) > float(expected.var.mean()) > float(run.net.head.noise.detach())
 
 
-def test_no_epoch_counts_that_is_worse_than_none(run: Run, parts: tuple[Split, Split]) -> None:
+@pytest.mark.parametrize("mode", ["map", "mc"])
+def test_no_epoch_counts_that_is_worse_than_none(run: Run, parts: tuple[Split, Split], mode: str) -> None:
     """A learning rate that destroys everything changes nothing where validation examples show it."""
     reference = run.preprocessing.input(parts[0].x.to(DEVICE))
-    start = recalibrate(run.net.mode(), reference)
-    for held_out, kept in ((parts[1], True), (None, False)):
-        (made,) = distill(run, parts[0], held_out, epochs=1, learning_rate=1e3)
-        same = all(
-            torch.equal(made.get_buffer(name), start.get_buffer(name)) for name in ("body.1.weight", "body.4.weight")
-        )
-        assert same == kept
-        if kept:
-            assert distance(run, [made], parts[1]) == pytest.approx(distance(run, [start], parts[1]), rel=0.05)
+    starts = [recalibrate(each, reference) for each in run.net.members(mode, 2, torch.Generator(DEVICE).manual_seed(7))]
+    for held_out, kept in ((parts[1], 0), (None, 1)):
+        made = distill(run, parts[0], held_out, mode=mode, samples=2, seed=7, epochs=1, learning_rate=1e3)
+        assert made.kept == (kept,) * len(starts)
+        assert made.before == made.after
+        for network, start in zip(made.networks, starts, strict=True):
+            weights = [
+                (network.get_buffer(name), start.get_buffer(name)) for name in ("body.1.weight", "body.4.weight")
+            ]
+            assert all(torch.equal(*pair) for pair in weights) == (kept == 0)
+    assert made.before == (None,) * len(starts)
+    made = distill(run, parts[0], parts[1], mode=mode, samples=2, seed=7, epochs=1, learning_rate=1e3)
+    assert distance(run, made.networks, parts[1]) == pytest.approx(distance(run, starts, parts[1]), rel=0.05)
+
+
+def test_what_is_kept_is_told(run: Run, parts: tuple[Split, Split]) -> None:
+    told: dict[int, float | None] = {}
+    made = distill(
+        run,
+        *parts,
+        epochs=4,
+        learning_rate=1e-3,
+        report=lambda _, record: told.update({record.epoch: record.validation_nll}),
+    )
+    (kept,), (before,), (after,) = made.kept, made.before, made.after
+    assert before is not None
+    assert after is not None
+    assert after == min(before, *(nll for nll in told.values() if nll is not None))
+    assert after == (told[kept] if kept else before)
+    assert (made.mode, made.seed, made.epochs) == ("map", 0, 4)
+
+
+def test_only_what_concerns_a_plain_network_is_taken_over(
+    run: Run, parts: tuple[Split, Split], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a pupil draws nothing")
+
+    monkeypatch.setattr(Pupil, "draw", refuse)
+    drawn = tiny.config(hidden=(32,), epochs=8, drawn_epochs=8, mode_share=0.5, drawn_alone=1, lam=10.0, device=DEVICE,
+                        checkpoint_every=2)  # fmt: skip
+    told: list[EpochRecord] = []
+    distill(
+        Run(run.net, drawn, run.history, run.preprocessing),
+        parts[0],
+        epochs=2,
+        report=lambda _, record: told.append(record),
+    )
+    assert [(record.epoch, record.lam) for record in told] == [(1, 0.0), (2, 0.0)]
+    assert told[0].learning_rate == 0.01
+    assert told[1].learning_rate < 0.01
+
+
+def test_many_networks_learn_in_groups(run: Run, parts: tuple[Split, Split]) -> None:
+    numbers: list[int] = []
+    many = distill(run, parts[0], mode="mc", samples=7, epochs=1, report=lambda number, _: numbers.append(number))
+    assert sorted(numbers) == list(range(7))
+    few = distill(run, parts[0], mode="mc", samples=6, epochs=1)
+    if DEVICE == "cpu":
+        for ours, theirs in zip(settled(few.networks), settled(many.networks), strict=False):
+            assert torch.equal(ours, theirs)
+
+
+def test_a_run_in_training_mode_is_left_as_it_was(run: Run, parts: tuple[Split, Split]) -> None:
+    net = copy.deepcopy(run.net).train()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    made = distill(replace(run, net=net), parts[0], epochs=1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert net.training
+    if DEVICE == "cpu":
+        expected = distill(run, parts[0], epochs=1)
+        assert all(torch.equal(a, b) for a, b in zip(settled(made.networks), settled(expected.networks), strict=True))
+
+
+def test_a_stop_between_steps(run: Run, parts: tuple[Split, Split]) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distill(run, parts[0], epochs=1, tick=stop)
 
 
 def test_a_run_in_half_precision_is_distilled_on_a_cpu(parts: tuple[Split, Split], run: Run) -> None:
     here = Run(run.net, tiny.config(hidden=(32,), mixed_precision=True, compile=True), run.history, run.preprocessing)
-    assert len(distill(here, parts[0], epochs=1)) == 1
+    assert len(distill(here, parts[0], epochs=1).networks) == 1
 
 
 def test_refusals(run: Run, parts: tuple[Split, Split]) -> None:
@@ -205,12 +281,12 @@ def test_refusals(run: Run, parts: tuple[Split, Split]) -> None:
         with pytest.raises(ValueError, match=message):
             distill(run, parts[0], **options)  # type: ignore[arg-type]
     other = train(tiny.config(method="qnn", epochs=1, device=DEVICE), dataset=tiny.dataset())
-    with pytest.raises(ConfigError, match="method must be bqn to have a posterior, got qnn"):
+    with pytest.raises(ConfigError, match="distillation needs a run with a posterior: method must be bqn, got qnn"):
         distill(other, parts[0])
 
 
 def test_a_failure_is_told(run: Run, parts: tuple[Split, Split], monkeypatch: pytest.MonkeyPatch) -> None:
     plain: Callable[..., Tensor] = Pupil._log_likelihoods
     monkeypatch.setattr(Pupil, "_log_likelihoods", lambda *args, **options: plain(*args, **options) / 0)
-    with pytest.raises(DivergedError, match="not finite"):
+    with pytest.raises(DivergedError, match=r"not finite.* in the distillation of network 1 of 1"):
         distill(run, parts[0], epochs=1)

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from bqn.cli import main as command_line
@@ -107,12 +108,22 @@ def test_runs_that_cannot_be_entries(tmp_path, capsys):
 
 def test_distilled_networks(run, tmp_path):
     plain = build.build(run, "plain", "mc", samples=2, recalibrate=True, out=tmp_path)
-    card = build.build(run, "distilled", "mc", samples=2, distill=3, temper=True, out=tmp_path)
+    card = build.build(run, "distilled", "mc", samples=2, seed=3, distill=3, out=tmp_path)
     packed = Zoo(tmp_path).read("distilled")
-    assert card.distilled
-    assert packed.about["distilled"] is True
+    trained = build.load_run(run)
+    training, validation = build.own_parts(run, trained.config, build.load_data(trained.config))
+    made = build.bqn.training.distill(trained, training, validation, mode="mc", samples=2, seed=3, epochs=3)
+    again = build.pack_run(trained, "mc", distilled=made)
+    assert packed.about == again.about
+    assert all(np.array_equal(array, again.arrays[name]) for name, array in packed.arrays.items())
+    assert card.distilled == any(made.kept)
+    assert (card.samples, packed.members, card.draw_seed) == (2, 2, 3)
     assert not plain.distilled
-    assert (card.samples, packed.members) == (2, 2)
-    assert card.test["nll"] != plain.test["nll"]
-    with pytest.raises(ValueError, match="distill must be a number of epochs, and without recalibrate"):
-        build.build(run, "distilled", distill=3, recalibrate=True, out=tmp_path)
+    for options, words in (({"distill": 3, "recalibrate": True}, "recalibrate is not for distill"),
+                           ({"distill": -1}, "distill must be a number of epochs, got -1")):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            build.build(run, "distilled", out=tmp_path, **options)
+    with pytest.raises(ValueError, match="distilled must hold networks of mode map, got those of mode mc"):
+        build.pack_run(trained, "map", distilled=made)
+    with pytest.raises(ValueError, match="recalibrate_on is not for distilled networks"):
+        build.pack_run(trained, "mc", distilled=made, recalibrate_on=training.x)

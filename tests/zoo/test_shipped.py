@@ -41,7 +41,7 @@ def test_the_card_describes_the_file(card):
     about = model.packed.about
     assert (card.data, card.architecture, card.mode) == (about["data"], about["model"], about["mode"])
     assert card.recalibrated == about["recalibrated"]
-    assert card.distilled == about.get("distilled", False)  # files of before there was distillation do not say
+    assert card.distilled == bool(about.get("distilled"))  # files of before there was distillation do not say
     info = {info.name: info for info in available()}[card.data]
     assert (card.data_size, card.data_licence, card.data_source) == (info.size, info.licence, info.source)
     assert card.use

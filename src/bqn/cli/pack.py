@@ -9,7 +9,7 @@ import typer
 
 from bqn.atomic import write_atomic
 from bqn.cli._console import note, show, show_json, working
-from bqn.cli._errors import UsageError
+from bqn.cli._errors import UsageError, settings_are_usage
 from bqn.cli._options import AsJson, BatchSize, DataDir, Device, RunFolderArgument, Samples, Seed, choose_device
 from bqn.cli._rows import require_choice
 from bqn.cli._runs import judge, open_run
@@ -17,10 +17,10 @@ from bqn.data import Split
 from bqn.deploy import to_bytes
 from bqn.deploy.inspection import describe
 from bqn.deploy.runs import MODES, pack_run
-from bqn.network import QuantizedNetwork
 from bqn.sizes import bytes_in_words
-from bqn.training import EpochRecord, Run
+from bqn.training import Distillation, EpochRecord, Run
 from bqn.training import distill as distill_run
+from bqn.training.distillation import require_posterior
 
 EXAMPLES = """
 bqn pack runs/one --out one.bqn
@@ -69,9 +69,14 @@ def pack(
     require_choice(mode, MODES, "--mode")
     if out.is_file() and not force:
         raise FileExistsError(f"{out} exists already: replace it with --force, or choose another --out")
+    if out.is_dir() or not out.parent.is_dir():  # to be known before the work begins
+        raise UsageError(f"--out must be a file in a folder that is there, got {out}")
     chosen = choose_device(device)
     if distill and recalibrate:
         raise UsageError("--recalibrate is not for --distill, which ends with statistics from training data anyway")
+    if distill:
+        with settings_are_usage():
+            require_posterior(open_run(run, chosen))
     judged = judge(run, chosen, None, data_dir) if recalibrate or temper or distill else None
     opened = open_run(run, chosen) if judged is None else judged.run
     require_choice(mode, opened.net.modes, "--mode")
@@ -80,7 +85,9 @@ def pack(
     if temper and (validation is None or opened.preprocessing.task != "classification"):
         raise UsageError(f"--temper needs a classifier with validation examples, which {run} is not")
     distilled = None
-    if distill and judged is not None and judged.training is not None:
+    if distill:
+        assert judged is not None
+        assert judged.training is not None  # it comes with the run's own data
         distilled = _distill(opened, judged.training, judged.validation, mode, samples, seed, distill)
     with working(f"packing {run}"):
         packed = pack_run(
@@ -99,6 +106,7 @@ def pack(
         show_json({"file": str(out), **facts})
         return
     networks = "the most probable network" if mode == "map" else f"{packed.members} sampled networks"
+    networks += ", distilled," if packed.about["distilled"] else ""
     show(
         f"{out}: {bytes_in_words(facts['file_bytes'])}, {networks} of {facts['weights']:,} weights at "
         f"{facts['bits_per_weight']:g} bit{'' if facts['bits_per_weight'] == 1 else 's'}; "
@@ -108,8 +116,8 @@ def pack(
 
 def _distill(
     run: Run, training: Split, validation: Split | None, mode: str, samples: int, seed: int, epochs: int
-) -> list[QuantizedNetwork]:
-    """Distilled networks, with a line on stderr for each epoch."""
+) -> Distillation:
+    """Distilled networks, with a line on stderr for each epoch and one for what came of each."""
     count = samples if mode == "mc" else 1
 
     def tell(number: int, record: EpochRecord) -> None:
@@ -118,4 +126,13 @@ def _distill(
         score += "" if record.validation_error is None else f", error {record.validation_error:.2%}"
         note(f"distilling: {which}epoch {record.epoch} of {epochs}{score}")
 
-    return distill_run(run, training, validation, mode=mode, samples=samples, seed=seed, epochs=epochs, report=tell)
+    made = distill_run(run, training, validation, mode=mode, samples=samples, seed=seed, epochs=epochs, report=tell)
+    for number, (before, after, kept) in enumerate(zip(made.before, made.after, made.kept, strict=True)):
+        which = f"network {number + 1} of {count}" if count > 1 else "the network"
+        if before is None or after is None:
+            continue
+        if kept:
+            note(f"distilled: {which} as of epoch {kept}, validation NLL {before:.4f} before and {after:.4f} now")
+        else:
+            note(f"not distilled: no epoch was better than none, {which} stays as it was, validation NLL {before:.4f}")
+    return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -19,7 +18,7 @@ from bqn.heads import SoftmaxHead
 from bqn.network import QuantizedNetwork
 from bqn.predictions import Predictor
 from bqn.tempering import fit_temperature
-from bqn.training import Run
+from bqn.training import Distillation, Run
 
 MODES = ("map", "mc")
 
@@ -32,7 +31,7 @@ def pack_run(
     seed: int = 0,
     recalibrate_on: Tensor | None = None,
     temper_on: Split | None = None,
-    distilled: Sequence[QuantizedNetwork] | None = None,
+    distilled: Distillation | None = None,
     batch_size: int = 500,
 ) -> Packed:
     """The networks that `bqn.evaluation.evaluate` judges for the same mode, samples and seed, packed.
@@ -48,16 +47,18 @@ def pack_run(
     temper_on : Split or None
         Held-out examples. If given, the scale of all heads is multiplied by the temperature with which the average of
         the networks has the lowest NLL on them; classifiers only.
-    distilled : networks or None
-        What `bqn.training.distill` made of the run for the same mode, samples and seed, to be packed in the place of
-        those networks. They have batch norm statistics of their own already.
+    distilled : Distillation or None
+        What `bqn.training.distill` made of the run for this mode, to be packed in the place of those networks, with
+        its own `samples` and `seed`. They have batch norm statistics of their own already.
     batch_size : int
         Examples at a time.
     """
-    if distilled is not None and recalibrate_on is not None:
-        raise ValueError("recalibrate_on is not for distilled networks, which have statistics of their own")
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    if distilled is not None and recalibrate_on is not None:
+        raise ValueError("recalibrate_on is not for distilled networks, which have statistics of their own")
+    if distilled is not None and distilled.mode != mode:
+        raise ValueError(f"distilled must hold networks of mode {mode}, got those of mode {distilled.mode}")
     predictor = Predictor(
         run.net,
         samples=samples,
@@ -70,8 +71,8 @@ def pack_run(
     if distilled is None:
         members = list(predictor.members(f"{mode}_recalibrated" if recalibrated else mode))
     else:
-        members = [copy.deepcopy(network) for network in distilled]  # tempered in place
-    about = _about(run, mode, len(members), seed, recalibrated) | {"distilled": distilled is not None}
+        members = [copy.deepcopy(network) for network in distilled.networks]  # tempered in place
+    about = _about(run, mode, len(members), seed, recalibrated) | _about_learning(distilled)
     if temper_on is not None:
         about["temperature"] = _temper(members, predictor, temper_on)
     return pack_in_memory(members, **_form(run), about=about)
@@ -103,6 +104,14 @@ def _form(run: Run) -> dict[str, Any]:
         "target_scale": form.target_scale,
         "classes": form.classes,
     }
+
+
+def _about_learning(distilled: Distillation | None) -> dict[str, Any]:
+    """How many of the networks have learned anything, in how many epochs; the seed counts for a single one too."""
+    if distilled is None:
+        return {"distilled": None}
+    learned = sum(epoch > 0 for epoch in distilled.kept)
+    return {"distilled": learned, "distill_epochs": distilled.epochs, "seed": distilled.seed}
 
 
 def _about(run: Run, mode: str, members: int, seed: int, recalibrated: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import datetime
 import math
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -19,20 +19,26 @@ from bqn import metrics
 from bqn.data import Dataset, Split
 from bqn.network import Network, QuantizedNetwork
 from bqn.predictions import Predictor
-from bqn.reproduction import recipes
+from bqn.reproduction import recipes, records
 from bqn.reproduction.cells import Cell
 from bqn.training import DivergedError, Run, distill
 from bqn.training.files import parse_object
 from bqn.training.run import data_parts
 
 SAMPLES = 5  # as many as the paper draws
-DISTILLED_MODES = ("map_distilled", "mc_distilled")
 _BATCH = 1000
 _CURVE_POINTS = 25
 _CURVE = ("epoch", "train_nll", "validation_nll", "validation_error", "kl")
 
 
-def describe(cell: Cell, run: Run | DivergedError, dataset: Dataset, together: int, device: str) -> dict[str, Any]:
+def describe(
+    cell: Cell,
+    run: Run | DivergedError,
+    dataset: Dataset,
+    together: int,
+    device: str,
+    tick: Callable[[], None] | None = None,
+) -> dict[str, Any]:
     """The record of a run: what it is, how it went, what it is worth.
 
     Parameters
@@ -43,6 +49,7 @@ def describe(cell: Cell, run: Run | DivergedError, dataset: Dataset, together: i
     together : int
         How many runs shared the device; each is charged its share of the time.
     device : str
+    tick : function called between steps of distillation, which may raise KeyboardInterrupt
     """
     config = run.config if isinstance(run, Run) else cell.config(device)
     document: dict[str, Any] = {
@@ -60,7 +67,7 @@ def describe(cell: Cell, run: Run | DivergedError, dataset: Dataset, together: i
     history = run.history.records
     scores, distilled = judge(run, dataset, test=cell.judged_on_test), {}
     if epochs := recipes.distillation(cell.recipe, cell.variant):
-        distilled = _distill(run, dataset, cell.judged_on_test, epochs, scores)
+        distilled = _distill(run, dataset, cell.judged_on_test, epochs, scores, tick)
     return {
         **document,
         "epochs": len(history),
@@ -103,7 +110,12 @@ def judge(run: Run, dataset: Dataset, test: bool) -> dict[str, dict[str, dict[st
 
 
 def _distill(
-    run: Run, dataset: Dataset, test: bool, epochs: int, scores: dict[str, dict[str, dict[str, float]]]
+    run: Run,
+    dataset: Dataset,
+    test: bool,
+    epochs: int,
+    scores: dict[str, dict[str, dict[str, float]]],
+    tick: Callable[[], None] | None,
 ) -> dict[str, Any]:
     """Add the scores of distilled networks to those of the other modes; returns how they were made."""
     training, parts = _parts(run, dataset, test)
@@ -111,10 +123,10 @@ def _distill(
         return {}
     x, y = _joined(run, parts)
     about: dict[str, Any] = {"epochs": epochs, "seconds": 0.0}
-    for mode in DISTILLED_MODES:
+    for mode in records.DISTILLED_MODES:
         began = time.perf_counter()
         try:
-            networks = distill(
+            made = distill(
                 run,
                 training,
                 parts.get("validation"),
@@ -122,11 +134,12 @@ def _distill(
                 samples=SAMPLES,
                 seed=run.config.seed,
                 epochs=epochs,
+                tick=tick,
             )
-        except DivergedError as error:  # the run itself is worth its record all the same
+        except (DivergedError, torch.OutOfMemoryError) as error:  # the run itself is worth its record all the same
             return {**about, "failed": str(error)}
         about["seconds"] += time.perf_counter() - began
-        probs = torch.stack([_probabilities(run, network, x) for network in networks]).mean(0)
+        probs = torch.stack([_probabilities(run, network, x) for network in made.networks]).mean(0)
         sizes = [len(part) for part in parts.values()]
         for name, own, labels in zip(parts, probs.split(sizes), y.split(sizes), strict=True):
             scores[name][mode] = _scores(own, labels, None)

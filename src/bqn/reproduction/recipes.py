@@ -86,7 +86,8 @@ BEST: Mapping[str | tuple[str, str], Settings] = {
 
 RECIPES: Mapping[str, Mapping[str | tuple[str, str], Settings]] = {"paper": PAPER, "best": BEST}
 
-# For so many epochs the networks that are to be packed learn the analytic prediction (`bqn.training.distill`).
+# For so many epochs the networks that are to be packed learn the analytic prediction (`bqn.training.distill`). Chosen
+# on validation examples of one CNN, with the learning rate (docs/ablations.md).
 DISTILLATION: Mapping[str, int] = {"best": 5}
 
 # --- variants ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from bqn.training import ConfigError, TrainConfig
 from bqn.training.files import parse_object, read_text, remove_leftovers, to_json, write_atomic
 
 MODES = ("analytic", "mc", "map", "mc_recalibrated", "map_recalibrated")
+# Those of networks that were distilled; records of before there was distillation have none.
+DISTILLED_MODES = ("mc_distilled", "map_distilled")
 FIGURES = ("nll", "error", "ece")
 _LINE = 120
 # They make no difference to what is measured, or none beyond rounding.
@@ -84,9 +86,13 @@ def config_of(document: Mapping[str, Any]) -> TrainConfig:
     return TrainConfig(**{name: value for name, value in document["config"].items() if name in _KNOWN})
 
 
-def failures(documents: Sequence[Mapping[str, Any]]) -> int:
-    """How many of the runs failed, and so have no figures."""
-    return sum("failed" in row for row in documents)
+def failures(documents: Sequence[Mapping[str, Any]], mode: str = "") -> int:
+    """How many of the runs failed, and so have no figures; those of a mode also where its distillation did."""
+    distilled = mode in DISTILLED_MODES
+    return sum(
+        "failed" in row or (distilled and "failed" in row.get("distilled", {}) and mode not in row.get("test", {}))
+        for row in documents
+    )
 
 
 def difference(document: Mapping[str, Any], config: TrainConfig) -> str | None:
@@ -138,12 +144,29 @@ def _check(document: Mapping[str, Any], cell: Cell, path: Path) -> None:
         if name in document:
             require_number(document[name], f"{path}: {name}")
     _check_curve(document, path)
+    _check_distilled(document, path)
     for part in ("test", "validation"):
         check_scores(document.get(part, {}), f"{path}: {part}")
     if "failed" not in document:
         judged = "test" if cell.judged_on_test else "validation"
         for part in {judged, *document.keys() & {"test", "validation"}}:
             _require_modes(document.get(part), f"{path}: {part}")
+
+
+def _check_distilled(document: Mapping[str, Any], path: Path) -> None:
+    """What distillation took, or why it failed; its modes with all figures where they are."""
+    about = document.get("distilled", {})
+    if not isinstance(about, dict):
+        raise RecordError(f"{path}: distilled must be an object, got {about!r:.40}")
+    for name in ("epochs", "seconds") if about else ():
+        require_number(about.get(name), f"{path}: distilled, {name}")
+    if not isinstance(about.get("failed", ""), str):
+        raise RecordError(f"{path}: distilled, failed must be words, got {about['failed']!r:.40}")
+    for part in document.keys() & {"test", "validation"}:
+        scores = document[part]
+        for mode in DISTILLED_MODES:
+            if isinstance(scores, dict) and mode in scores and set(FIGURES) - set(scores[mode]):
+                raise RecordError(f"{path}: {part}, {mode} must have {', '.join(FIGURES)}")
 
 
 def _check_curve(document: Mapping[str, Any], path: Path) -> None:

@@ -150,7 +150,7 @@ def _run_group(
     for index, cell in enumerate(group):
         if tick is not None:
             tick()
-        yield cell, describe(cell, runs[index], dataset, shared, device)
+        yield cell, describe(cell, runs[index], dataset, shared, device, tick)
         if folders is not None and isinstance(runs[index], Run):
             # It is as large as the run and of no use any more; the best weights stay.
             RunFolder(folders[index]).checkpoint.unlink(missing_ok=True)

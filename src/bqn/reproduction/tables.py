@@ -30,10 +30,16 @@ MODES = {
     "map": "MAP",
     "map_recalibrated": "MAP, recalibrated",
 }
-# What runs have since there is distillation, and only those of a recipe itself.
-DISTILLED = {"mc_distilled": "MC-5, distilled", "map_distilled": "MAP, distilled"}
-_SMALL = ("mc", "mc_recalibrated", "mc_distilled", "map", "map_recalibrated", "map_distilled")
-_SMALL_HEADS = ("MC-5", "recalibrated", "distilled", "MAP", "recalibrated", "distilled")
+DISTILLED = dict(zip(records.DISTILLED_MODES, ("MC-5, distilled", "MAP, distilled"), strict=True))
+# The modes of plain networks, and what heads their columns.
+_PLAIN = {
+    "mc": "MC-5",
+    "mc_recalibrated": "recalibrated",
+    "mc_distilled": "distilled",
+    "map": "MAP",
+    "map_recalibrated": "recalibrated",
+    "map_distilled": "distilled",
+}
 NOTHING = "–"  # the paper has no figure, or there is no aim
 MISSING = "not measured"
 SHORT = "✗"
@@ -71,16 +77,16 @@ def ours(documents: Documents, mode: str, limits: Limits | None = None, part: st
     """NLL / error of a mode, over how many seeds, and how many more failed, which falls short of any limit."""
     nll, error = (records.figure(documents, part, mode, name) for name in ("nll", "error"))
     limits = limits or {}
-    failed = lost(documents, marked=bool(limits))
+    failed = lost(documents, mode, marked=bool(limits))
     if nll is None:
         return failed or MISSING
     text = f"{shown(nll, 'nll', limits.get('nll'))} / {shown(error, 'error', limits.get('error'))} ({nll.seeds})"
     return f"{text}, {failed}" if failed else text
 
 
-def lost(documents: Documents, marked: bool = False) -> str:
+def lost(documents: Documents, mode: str = "", marked: bool = False) -> str:
     """How many runs failed, in words; "" for none."""
-    failed = records.failures(documents)
+    failed = records.failures(documents, mode)
     return f"{failed} failed{f' {SHORT}' if marked else ''}" if failed else ""
 
 
@@ -224,7 +230,7 @@ def scoreboard(out: Path) -> str:
 
 def _reached(documents: Documents, mode: str, limits: Mapping[str, float]) -> list[bool]:
     """Of each figure that has been measured whether it keeps to its limit; with a failed run none does."""
-    if records.failures(documents):
+    if records.failures(documents, mode):
         return [False] * len(limits)
     found = {name: records.figure(documents, "test", mode, name) for name in limits}
     return [not shown(value, name, limits[name]).endswith(SHORT) for name, value in found.items() if value is not None]
@@ -232,12 +238,12 @@ def _reached(documents: Documents, mode: str, limits: Mapping[str, float]) -> li
 
 def ratios(out: Path) -> str:
     """The NLL of sampled and most probable networks by the analytic one, seed by seed."""
-    heads = ("", *_SMALL_HEADS, "aim for MC-5")
+    heads = ("", *_PLAIN.values(), "aim for MC-5")
     rows = []
     for network in paper.NETWORKS:
         limit = MC_RATIO.get(network[0])
         documents = records.seeds(*network, "best", out)
-        cells = [_ratio(documents, mode, limit if mode.startswith("mc") else None) for mode in _SMALL]
+        cells = [_ratio(documents, mode, limit if mode.startswith("mc") else None) for mode in _PLAIN]
         rows.append([title(*network), *cells, NOTHING if limit is None else f"{limit:g}"])
     return markdown(heads, rows)
 
@@ -245,7 +251,7 @@ def ratios(out: Path) -> str:
 def _ratio(documents: Documents, mode: str, limit: float | None) -> str:
     tests = [row["test"] for row in documents if row.get("test", {}).get("analytic", {}).get("nll")]
     found = records.statistic([test[mode]["nll"] / test["analytic"]["nll"] for test in tests if mode in test])
-    failed = lost(documents)
+    failed = lost(documents, mode)
     if found is None:
         return failed or MISSING
     spread = "" if found.std is None else f" ± {found.std:.2f}"
@@ -255,11 +261,11 @@ def _ratio(documents: Documents, mode: str, limit: float | None) -> str:
 
 def calibration(out: Path) -> str:
     """ECE of the recipe `best` in every mode, and what is left of the posterior's entropy."""
-    heads = ("", "analytic", *_SMALL_HEADS, "entropy of the posterior")
+    heads = ("", "analytic", *_PLAIN.values(), "entropy of the posterior")
     rows = []
     for network in paper.NETWORKS:
         documents = records.seeds(*network, "best", out)
-        cells = [shown(records.figure(documents, "test", mode, "ece"), "ece") for mode in ("analytic", *_SMALL)]
+        cells = [shown(records.figure(documents, "test", mode, "ece"), "ece") for mode in ("analytic", *_PLAIN)]
         entropy = records.statistic([row["entropy"] for row in documents if "entropy" in row])
         name = ", ".join(filter(None, (title(*network), lost(documents))))
         rows.append([name, *cells, MISSING if entropy is None else f"{entropy.mean:.0%}"])

@@ -1,7 +1,7 @@
 """Training: a config, a loop that can be stopped at any moment and continued exactly, and run folders."""
 
 from bqn.training.config import TrainConfig, read_toml
-from bqn.training.distillation import distill
+from bqn.training.distillation import Distillation, distill
 from bqn.training.errors import CheckpointError, ConfigError, DivergedError, LostProcessError
 from bqn.training.loop import fit
 from bqn.training.models import ARCHITECTURES, build_model
@@ -14,6 +14,7 @@ __all__ = [
     "ARCHITECTURES",
     "CheckpointError",
     "ConfigError",
+    "Distillation",
     "DivergedError",
     "EpochRecord",
     "History",

@@ -89,8 +89,10 @@ def build(
     if dataset.task != "classification":
         raise ValueError(f"folder must hold the run of a classifier, {folder} is for {dataset.task}")
 
-    if distill < 0 or (distill and recalibrate):
-        raise ValueError("distill must be a number of epochs, and without recalibrate, which it does by itself")
+    if distill < 0:
+        raise ValueError(f"distill must be a number of epochs, got {distill}")
+    if distill and recalibrate:
+        raise ValueError("recalibrate is not for distill, which ends with statistics from training data anyway")
     if temper and validation is None:
         raise ValueError("the run has no validation examples to fit a temperature on")
     held_out = validation if temper else None
@@ -101,13 +103,13 @@ def build(
 
     if distill:
         made = bqn.training.distill(run, training, validation, mode=mode, samples=samples, seed=seed, epochs=distill)
-        chosen = pack_run(run, mode, seed=seed, temper_on=held_out, distilled=made)
+        chosen = pack_run(run, mode, temper_on=held_out, distilled=made)
     else:
         chosen = _better([packed(False), packed(True)], validation) if recalibrate is None else packed(recalibrate)
     content = to_bytes(chosen)
     if len(content) > MOST_BYTES:
         raise ValueError(f"{name} would take {len(content):,} bytes, a file of the zoo has at most {MOST_BYTES:,}")
-    card = _card(name, run, dataset, chosen, content, seed if mode == "mc" else None)
+    card = _card(name, run, dataset, chosen, content)
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / f"{name}.bqn", content)
     write_atomic(out / f"{name}.json", card.to_json().encode())
@@ -120,7 +122,7 @@ def _better(candidates: Sequence[Packed], validation: Split | None) -> Packed:
     return min(candidates, key=lambda packed: network.evaluate(PackedModel(packed), validation)["nll"])
 
 
-def _card(name: str, run: Run, dataset: Dataset, packed: Packed, content: bytes, draw_seed: int | None) -> Card:
+def _card(name: str, run: Run, dataset: Dataset, packed: Packed, content: bytes) -> Card:
     config = run.config
     scores = network.evaluate(PackedModel(packed), dataset.test)
     facts = describe(packed)
@@ -149,7 +151,7 @@ def _card(name: str, run: Run, dataset: Dataset, packed: Packed, content: bytes,
         test={"examples": len(dataset.test), **{score: scores[score] for score in SCORES}},
         training=_that_count(settings),
         seed=config.seed,
-        draw_seed=draw_seed,
+        draw_seed=packed.about["seed"],
         version=__version__,
         use=USE.format(data=config.data),
         limits=LIMITS.format(classes=len(dataset.classes), data=config.data, doubt=doubt),

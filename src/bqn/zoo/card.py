@@ -33,7 +33,7 @@ class Card:
     recalibrated : bool
         Whether they have batch norm statistics of their own, from training examples.
     distilled : bool
-        Whether they have learned the analytic prediction of the posterior that they come from.
+        Whether they, or some of them, have learned the analytic prediction of the posterior that they come from.
     temperature : float or None
         What the logits were divided by, fitted on validation examples; None for 1.
     levels, activations : list of float
@@ -49,7 +49,7 @@ class Card:
     training : dict
         Settings of the run.
     seed : int
-        Of the run; the draws of sampled networks have `draw_seed`.
+        Of the run; the draws of sampled networks, and what networks that were distilled have seen, have `draw_seed`.
     draw_seed : int or None
     version : str
         Of the package that packed it.
