@@ -133,6 +133,24 @@ def _spread(values: list[float], unit: float, digits: int) -> str:
     return f"{mean} ± {unit * statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
+def variance_precision(rows: Rows) -> str:
+    """By network and precision: errors of the variances of a trained network, its scores, and those of training so."""
+    lines = [
+        "| network, data | operands of the variance | variances off by, layer by layer | NLL / error | trained so |",
+        "|---" * 5 + "|",
+    ]
+    training = {(row["model"], row["data"], row["precision"]): row for row in rows if row["what"] == "training"}
+    for row in rows:
+        if row["what"] != "layers":
+            continue
+        errors = ", ".join(f"{100 * value:.1f}" for value in row["errors"].values())
+        other = training[row["model"], row["data"], row["precision"]]
+        trained = f"{_spread(other['nll'], 1e3, 1)} / {_spread(other['error'], 100, 2)}"
+        lines.append(f"| {row['model'].upper()}, {row['data']} | {row['precision']} | {errors} % | "
+                     f"{1e3 * row['nll']:.1f} / {100 * row['error']:.2f} | {trained} |")  # fmt: skip
+    return "\n".join(lines)
+
+
 def precision(rows: Rows) -> str:
     modes = {"analytic": "analytic", "mc_recalibrated": "MC-5", "map_recalibrated": "MAP"}
     lines = [f"| network, data, epochs | seeds | precision | {' | '.join(modes.values())} |", "|---" * 6 + "|"]
@@ -155,6 +173,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "gpu_step_512": steps,
     "gpu_step_cnn_512": steps,
     "precision": precision,
+    "variance_precision": variance_precision,
     "pair_of_products": pair,
     "pair_of_products_profile": pair_profile,
     "memory": memory,

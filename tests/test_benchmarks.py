@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+import bqn
+
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 ROWS = [{"axis": "batch", "value": value, "ours": 1.0, "floor": 0.5} for value in (10, 100)]
 
@@ -86,6 +88,29 @@ def test_kernels_of_fused_products_are_not_taken_for_the_passes_of_the_same_name
     assert (form, *times.values()) == ("fused products", 7.5, 1.0, 0.0, 0.0, 0.0)
     with pytest.raises(SystemExit, match="what is the kernel new for"):
         tables._by_kind([{"kernel": "new", "us": 1.0}])
+
+
+def test_operands_are_rounded_as_a_card_would(load: Any) -> None:
+    benchmark = load("variance_precision")
+    x = torch.cat([torch.rand(500) * 0.9 + 0.1, torch.tensor([0.0, 1.0, 0.5])]).bfloat16()
+    for bits, dtype in ((3, torch.float8_e4m3fn), (2, torch.float8_e5m2)):
+        assert torch.equal(benchmark.rounded(x, bits), x.to(dtype).to(x.dtype))
+    assert torch.equal(benchmark.rounded(x, 7), x)
+    assert set(benchmark.rounded(x, 0).tolist()) == {0.0, 0.125, 0.25, 0.5, 1.0}
+
+
+def test_only_the_variance_is_rounded_further(load: Any) -> None:
+    benchmark = load("variance_precision")
+    layer = bqn.nn.Linear(64, 8, method="clt")
+    x = bqn.Categorical.of((-1.0, 1.0), mean=torch.rand(30, 64) * 2 - 1)
+    found = {}
+    for bits in (7, 1):
+        with benchmark.precision(bits), torch.no_grad():
+            belief = layer(x)
+            found[bits] = belief.mean, belief.var.double()  # worked out when they are asked for
+    assert torch.equal(found[7][0], found[1][0])
+    change = found[1][1] / found[7][1] - 1
+    assert 1e-3 < float(change.abs().mean()) < 0.1
 
 
 def test_a_step_that_was_not_compiled_is_not_called_compiled(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from bqn.training.distillation import require_posterior
 EXAMPLES = """
 bqn pack runs/one --out one.bqn
 bqn pack runs/one --mode mc --samples 5 --out five.bqn
-bqn pack runs/one --distill 10 --out better.bqn
+bqn pack runs/one --distill 5 --out better.bqn
 """
 
 
