@@ -64,13 +64,10 @@ class Network(nn.Module):
         The ways to predict, the usual one first. Networks of other methods (`bqn.baselines`) have others.
     usual_samples : int
         How many networks a fair comparison draws for the mode "mc".
-    has_beliefs : bool
-        Whether what passes through the layers are distributions; in a plain quantized network they are numbers.
     """
 
     modes: tuple[str, ...] = MODES
     usual_samples: int = 5
-    has_beliefs: bool = True
 
     def __init__(self, body: nn.Module, head: Head, validate: bool = True) -> None:
         super().__init__()

@@ -117,7 +117,7 @@ def test_mistakes_are_named(change: Change, words: str) -> None:
 def test_signs_that_rounding_decides_are_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     for size, trusted in ((0.5, True), (1.0, False)):
         trainer = trainer_of()
-        monkeypatch.setattr(trainer.net, "has_beliefs", False)
+        monkeypatch.setattr(trainer.net, "modes", ("map",))
         compile_as(trainer, noisy(size))
         with nullcontext() if trusted else pytest.warns(UserWarning, match="so the steps are not compiled"):
             check(trainer)

@@ -110,7 +110,7 @@ def _trusted(trainer: Trainer, gradients: Callable[[Trainer], Gradients]) -> boo
     trainer.compiles = False
     change = largest_change(ours, gradients(trainer))
     limit = WITHIN["half" if trainer.config.mixed_precision else "full"]
-    if trainer.step_kind == "drawn" or not trainer.net.has_beliefs:
+    if trainer.step_kind == "drawn" or trainer.net.modes == ("map",):  # numbers pass through it, not distributions
         limit = WITHIN_OF_SIGNS
     return change is None or change.amount <= limit or _refused(str(change))
 

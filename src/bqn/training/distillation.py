@@ -157,7 +157,6 @@ class Pupil(Network):
     """
 
     modes = ("map",)
-    has_beliefs = False
 
     def __init__(self, teacher: Network) -> None:
         super().__init__(copy.deepcopy(teacher.body), copy.deepcopy(teacher.head))
