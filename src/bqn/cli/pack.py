@@ -74,9 +74,6 @@ def pack(
     chosen = choose_device(device)
     if distill and recalibrate:
         raise UsageError("--recalibrate is not for --distill, which ends with statistics from training data anyway")
-    if distill:
-        with settings_are_usage():
-            require_posterior(open_run(run, chosen))
     judged = judge(run, chosen, None, data_dir) if recalibrate or temper or distill else None
     opened = open_run(run, chosen) if judged is None else judged.run
     require_choice(mode, opened.net.modes, "--mode")
@@ -86,6 +83,8 @@ def pack(
         raise UsageError(f"--temper needs a classifier with validation examples, which {run} is not")
     distilled = None
     if distill:
+        with settings_are_usage():
+            require_posterior(opened)
         assert judged is not None
         assert judged.training is not None  # it comes with the run's own data
         distilled = _distill(opened, judged.training, judged.validation, mode, samples, seed, distill)
