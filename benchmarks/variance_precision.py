@@ -1,6 +1,6 @@
 """How little precision does the variance need? Its products with operands rounded further and further.
 
-    python benchmarks/variance_precision.py [--runs mlp:mnist:2 cnn:digits:10] [--seeds 2] [--out FILE]
+    python benchmarks/variance_precision.py [--runs mlp:mnist:2] [--seeds 2] [--out FILE]
 
 Half precision as a run with `--mixed-precision` has it, on any device, by plain torch: products of bfloat16 numbers,
 sums in float32. In the product that forms the variance both operands, squares of inputs and variances of weights, are
@@ -74,7 +74,7 @@ def precision(bits: int | None) -> Iterator[None]:
 
 
 def name_of(bits: int | None) -> str:
-    return "float32" if bits is None else "bfloat16" if bits == 7 else f"{bits} bits"
+    return "float32" if bits is None else "bfloat16" if bits == 7 else f"{bits} bit{'' if bits == 1 else 's'}"
 
 
 @torch.no_grad()
@@ -170,7 +170,7 @@ def show(row: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", nargs="+", default=["mlp:mnist:2", "cnn:digits:10"], metavar="MODEL:DATA:EPOCHS")
+    parser.add_argument("--runs", nargs="+", default=["mlp:mnist:2"], metavar="MODEL:DATA:EPOCHS")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir", type=Path)
