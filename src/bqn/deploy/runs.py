@@ -19,8 +19,7 @@ from bqn.network import QuantizedNetwork
 from bqn.predictions import Predictor
 from bqn.tempering import fit_temperature
 from bqn.training import Distillation, Run
-
-MODES = ("map", "mc")
+from bqn.training.distillation import MODES as MODES
 
 
 def pack_run(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from bqn.training.run import data_parts
 SAMPLES = 5  # as many as the paper draws
 _BATCH = 1000
 _CURVE_POINTS = 25
+AllScores: TypeAlias = dict[str, dict[str, dict[str, float]]]  # by part, mode and name
 _CURVE = ("epoch", "train_nll", "validation_nll", "validation_error", "kl")
 
 
@@ -82,7 +83,7 @@ def describe(
     }
 
 
-def judge(run: Run, dataset: Dataset, test: bool) -> dict[str, dict[str, dict[str, float]]]:
+def judge(run: Run, dataset: Dataset, test: bool) -> AllScores:
     """Scores of every mode on "validation" and, if asked for, "test" examples.
 
     Both pass through each network together: drawn and recalibrated once, it sees every example once.
@@ -99,14 +100,21 @@ def judge(run: Run, dataset: Dataset, test: bool) -> dict[str, dict[str, dict[st
         prepare=run.preprocessing.input,
         recalibrate_on=training.x,
     )
-    result: dict[str, dict[str, dict[str, float]]] = {name: {} for name in parts}
-    sizes = [len(part) for part in parts.values()]
+    result: AllScores = {name: {} for name in parts}
     for mode in predictor.modes:
         given = predictor.classify(mode, x, y, split=False)
-        bounds = given.bound.split(sizes) if given.bound is not None else [None] * len(sizes)
-        for name, probs, labels, bound in zip(parts, given.probs.split(sizes), y.split(sizes), bounds, strict=True):
-            result[name][mode] = _scores(probs, labels, bound)
+        _put_down(result, mode, parts, given.probs, y, given.bound)
     return result
+
+
+def _put_down(
+    scores: AllScores, mode: str, parts: Mapping[str, Split], probs: Tensor, y: Tensor, bound: Tensor | None = None
+) -> None:
+    """Score what was predicted for all parts together, each by itself."""
+    sizes = [len(part) for part in parts.values()]
+    bounds = [None] * len(sizes) if bound is None else bound.split(sizes)
+    for name, own, labels, its in zip(parts, probs.split(sizes), y.split(sizes), bounds, strict=True):
+        scores[name][mode] = _scores(own, labels, its)
 
 
 def _distill(
@@ -114,7 +122,7 @@ def _distill(
     dataset: Dataset,
     test: bool,
     epochs: int,
-    scores: dict[str, dict[str, dict[str, float]]],
+    scores: AllScores,
     tick: Callable[[], None] | None,
 ) -> dict[str, Any]:
     """Add the scores of distilled networks to those of the other modes; returns how they were made."""
@@ -140,9 +148,7 @@ def _distill(
             return {**about, "failed": str(error)}
         about["seconds"] += time.perf_counter() - began
         probs = torch.stack([_probabilities(run, network, x) for network in made.networks]).mean(0)
-        sizes = [len(part) for part in parts.values()]
-        for name, own, labels in zip(parts, probs.split(sizes), y.split(sizes), strict=True):
-            scores[name][mode] = _scores(own, labels, None)
+        _put_down(scores, mode, parts, probs, y)
     return about
 
 
