@@ -1,6 +1,7 @@
 """How much memory does a training step need beside that of the plain network?
 
-    python benchmarks/memory.py [--batch 512] [--out results/benchmarks/memory.json]
+    python benchmarks/memory.py [--batch 512] [--compile] [--out results/benchmarks/memory.json]
+    python benchmarks/memory.py --profile --models vgg [--out results/benchmarks/memory_profile.json]
 
 One step (forward and backward, no optimizer) of the MLP, CNN and VGG, ours against the plain real-valued network with
 batch norm and ReLU, both in bfloat16 and both in float32, launched one by one:
@@ -9,7 +10,9 @@ batch norm and ReLU, both in bfloat16 and both in float32, launched one by one:
 - peak: the most that was allocated at once during the step less what was allocated before it. Needs a CUDA device. It
   holds the gradients of the parameters too, of which ours have two a weight.
 
-Where the plain network is 1, the floor is 1 and the aim 1.5. Without a CUDA device nothing is computed: shapes and
+Where the plain network is 1, the floor is 1 and the aim 1.5. With `--compile` ours is measured compiled too, as the
+recipes train it. `--profile` lists instead what is allocated at the moment of the peak, by the line of the package that
+asked for it; what torch's own backward asks for has no line. Without a CUDA device nothing is computed: shapes and
 dtypes alone say what is kept (`--device meta`).
 """
 
@@ -17,8 +20,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +34,25 @@ from torch import Tensor, nn
 import bqn
 from bqn.data import to_input
 from bqn.propagate import half
+from bqn.training.compiler import compiled
 from gpu_step import SHAPES, rival
 from timing import hardware, write
 
 Loss = Callable[[], Tensor]
+LONGEST = 12
 MAKERS = {"mlp": lambda: bqn.models.mlp(784, 10), "cnn": lambda: bqn.models.cnn((1, 28, 28), 10),
           "vgg": lambda: bqn.models.vgg((3, 32, 32), 10)}  # fmt: skip
 
 
-def ours(model: str, pixels: Tensor, y: Tensor, low: bool) -> tuple[nn.Module, Loss]:
+def ours(model: str, pixels: Tensor, y: Tensor, low: bool, compiles: bool = False) -> tuple[nn.Module, Loss]:
     net = MAKERS[model]().to(pixels.device)
     net.validate = False
+    lam = torch.tensor(1e-4, device=pixels.device)
+    objective = compiled(net.elbo_terms) if compiles else net.elbo_terms
 
     def loss() -> Tensor:
         with half.lowered() if low else nullcontext():
-            return -net.elbo(to_input(pixels), y, 60_000, 1e-4)
+            return -objective(to_input(pixels), y, 60_000, lam).value
 
     return net, loss
 
@@ -95,20 +104,99 @@ def peak_bytes(net: nn.Module, loss: Loss) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def measure(model: str, batch: int, low: bool, device: str) -> dict[str, Any]:
+def at_peak(trace: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was allocated when most was: bytes and number of pieces by the line that asked for them, most bytes first.
+
+    `trace` is what torch notes of its allocator, one entry an event.
+    """
+    live, now, most, moment = dict[int, int](), 0, 0, -1
+    for position, event in enumerate(trace):
+        if event["action"] == "alloc":
+            live[event["addr"]] = event["size"]
+            now += event["size"]
+        elif event["action"] == "free_requested":
+            now -= live.pop(event["addr"], 0)  # what was there before the trace began is not counted
+        most, moment = (now, position) if now > most else (most, moment)
+    held: dict[int, dict[str, Any]] = {}
+    for event in trace[: moment + 1]:
+        if event["action"] == "alloc":
+            held[event["addr"]] = event
+        elif event["action"] == "free_requested":
+            held.pop(event["addr"], None)
+    places: dict[str, dict[str, Any]] = {}
+    for event in held.values():
+        place = place_of(event.get("frames", []))
+        row = places.setdefault(place, {"place": place, "bytes": 0, "pieces": 0})
+        row["bytes"] += event["size"]
+        row["pieces"] += 1
+    return sorted(places.values(), key=lambda row: -row["bytes"])
+
+
+def place_of(frames: list[dict[str, Any]]) -> str:
+    """The innermost line of the package, or of a benchmark, that stands behind an allocation."""
+    for frame in frames:
+        if match := re.search(r"(?:src/bqn|benchmarks)/(.+)", frame["filename"]):
+            return f"{match[1]}:{frame['line']} {frame['name']}"
+    return "torch's own backward"
+
+
+def profiled(model: str, batch: int, low: bool, network: str) -> dict[str, Any]:
+    pixels, y = examples(model, batch, "cuda")
+    net, loss = (plain if network == "plain" else ours)(model, pixels, y, low)
+    loss().backward()  # libraries set themselves up
+    net.zero_grad(set_to_none=True)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=1_000_000)
+    loss().backward()
+    torch.cuda.synchronize()
+    trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    found = at_peak(trace)
+    row = {"what": model, "batch": batch, "precision": "bf16" if low else "float32", "network": network}
+    return {**row, "peak": sum(each["bytes"] for each in found), "places": found}
+
+
+def examples(model: str, batch: int, device: str) -> tuple[Tensor, Tensor]:
     pixels = torch.randint(256, (batch, *SHAPES[model]), dtype=torch.uint8, device=device)
-    y = torch.randint(10, (batch,), device=device)
+    return pixels, torch.randint(10, (batch,), device=device)
+
+
+def measure(model: str, batch: int, low: bool, device: str, compiles: bool) -> dict[str, Any]:
+    pixels, y = examples(model, batch, device)
     row: dict[str, Any] = {"what": model, "batch": batch, "precision": "bf16" if low else "float32"}
-    for name, make in (("plain", plain), ("ours", ours)):
+    makers: dict[str, Callable[..., tuple[nn.Module, Loss]]] = {"plain": plain, "ours": ours}
+    if compiles:
+        makers["compiled"] = partial(ours, compiles=True)
+    for name, make in makers.items():
         net, loss = make(model, pixels, y, low)
-        row[name] = {"kept": kept_bytes(net, loss)}
+        row[name] = {} if name == "compiled" else {"kept": kept_bytes(net, loss)}  # hooks do not see compiled code
         if device == "cuda":
             row[name]["peak"] = peak_bytes(net, loss)
         row[name]["parameters"] = sum(4 * parameter.numel() for parameter in net.parameters())
         del net, loss
         gc.collect()
     row["ratio"] = {key: row["ours"][key] / row["plain"][key] for key in row["plain"] if key != "parameters"}
+    if compiles:
+        row["ratio"]["compiled peak"] = row["compiled"]["peak"] / row["plain"]["peak"]
     return row
+
+
+def show(row: dict[str, Any]) -> None:
+    cells = "".join(
+        f"  {key}: plain {row['plain'][key] / 1e6:8.1f}, ours {row['ours'][key] / 1e6:8.1f} ({ratio:.2f}×)"
+        for key, ratio in row["ratio"].items()
+        if key != "compiled peak"
+    )
+    if "compiled" in row:
+        cells += f"  compiled {row['compiled']['peak'] / 1e6:8.1f} ({row['ratio']['compiled peak']:.2f}×)"
+    print(f"{row['what']} {row['precision']:8s}{cells}", flush=True)
+
+
+def show_profile(row: dict[str, Any]) -> None:
+    print(f"{row['what']} {row['precision']} {row['network']}: {row['peak'] / 1e6:.1f} at the peak", flush=True)
+    for each in row["places"][:LONGEST]:
+        print(f"    {each['bytes'] / 1e6:8.1f} in {each['pieces']:3d} by {each['place']}")
 
 
 def main() -> None:
@@ -116,22 +204,28 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "meta"), default="cuda" if torch.cuda.is_available() else "meta")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--models", nargs="*", choices=tuple(SHAPES), default=list(SHAPES))
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--compile", action="store_true", help="ours compiled too, beside ours launched one by one")
+    other.add_argument("--profile", action="store_true", help="list what is allocated at the peak instead")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("memory: there is no CUDA device")
+    if args.device == "meta" and (args.compile or args.profile):
+        raise SystemExit("memory: --compile and --profile need a CUDA device")
     torch.manual_seed(0)
     print(f"{hardware()}, batch {args.batch}, megabytes (times the plain network; floor 1, aim 1.5)")
     rows = []
     for model in args.models:
         for low in (True, False):
-            row = measure(model, args.batch, low, args.device)
-            rows.append(row)
-            cells = "".join(
-                f"  {key}: plain {row['plain'][key] / 1e6:8.1f}, ours {row['ours'][key] / 1e6:8.1f} ({ratio:.2f}×)"
-                for key, ratio in row["ratio"].items()
-            )
-            print(f"{model} {row['precision']:8s}{cells}", flush=True)
+            if args.profile:
+                found = [profiled(model, args.batch, low, network) for network in ("plain", "ours")]
+                for row in found:
+                    show_profile(row)
+            else:
+                found = [measure(model, args.batch, low, args.device, args.compile)]
+                show(found[0])
+            rows += found
             write(args.out, rows, unit="bytes")
 
 

@@ -1,9 +1,11 @@
 """Where does the time of a training step on a GPU go? The kernels of one step by kind, ours beside the plain network.
 
-    python benchmarks/step_profile.py [--models vgg cnn mlp] [--batch 100] [--out step_profile.json]
+    python benchmarks/step_profile.py [--models vgg cnn mlp] [--batches 100] [--out step_profile.json]
+    python benchmarks/step_profile.py --networks plain torchbnn bayesian_torch --batches 100 512
 
 Needs a CUDA device. The step of ours is in bfloat16 and compiled, as the recipes have it, the plain network's in
-bfloat16; both are recorded as CUDA graphs (`gpu_step.py`). Kernels are sorted by their names:
+bfloat16; both are recorded as CUDA graphs (`gpu_step.py`). The rivals' steps, in bfloat16 too, are launched one by one:
+what their kernels do not fill of a step, the card waits for the host. Kernels are sorted by their names:
 
 - products: convolutions and matrix products of the libraries, forward and backward;
 - fused: what the compiler has written, which is everything element by element and the sums over it;
@@ -16,6 +18,7 @@ The longest kernels of each step are listed too. The time beside is that of whol
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -60,8 +63,8 @@ def our_steps(model: str, batch: int) -> Callable[[], None]:
     return work
 
 
-def plain_steps(model: str, batch: int) -> Callable[[], None]:
-    step = rival_step(model, "plain", batch)
+def rival_steps(model: str, batch: int, network: str) -> Callable[[], None]:
+    step = rival_step(model, network, batch)
 
     def work() -> None:
         for _ in range(STEPS):
@@ -88,8 +91,8 @@ def profiled(work: Callable[[], None]) -> dict[str, Any]:
 
 def show(row: dict[str, Any]) -> None:
     shares = "  ".join(f"{kind} {value / 1e3:.2f}" for kind, value in row["us"].items())
-    print(f"{row['model']} {row['batch']} {row['network']:6s}{row['ms']:7.2f} ms a step, {row['kernels']:.0f} kernels: "
-          f"{shares} ms", flush=True)  # fmt: skip
+    what = f"{row['model']} {row['batch']} {row['network']:15s}"
+    print(f"{what}{row['ms']:7.2f} ms a step, {row['kernels']:.0f} kernels: {shares} ms", flush=True)
     for each in row["longest"]:
         print(f"    {each['us']:8.1f} us {each['times']:6.1f} × {each['kernel']}")
 
@@ -97,7 +100,10 @@ def show(row: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=tuple(SHAPES), default=["vgg", "cnn"])
-    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--batches", nargs="+", type=int, default=[100])
+    parser.add_argument(
+        "--networks", nargs="+", choices=("plain", "ours", "torchbnn", "bayesian_torch"), default=["plain", "ours"]
+    )
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -105,12 +111,11 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     print(hardware())
     rows: list[dict[str, Any]] = []
-    for model in args.models:
-        for network, steps in (("plain", plain_steps), ("ours", our_steps)):
-            rows.append({"model": model, "batch": args.batch, "network": network,
-                         **profiled(steps(model, args.batch))})  # fmt: skip
-            show(rows[-1])
-            write(args.out, rows)
+    for model, batch, network in itertools.product(args.models, args.batches, args.networks):
+        steps = our_steps(model, batch) if network == "ours" else rival_steps(model, batch, network)
+        rows.append({"model": model, "batch": batch, "network": network, **profiled(steps)})
+        show(rows[-1])
+        write(args.out, rows)
 
 
 if __name__ == "__main__":

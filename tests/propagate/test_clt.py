@@ -20,6 +20,7 @@ GEOMETRIES = (
     (3, (5, 3), products.Geometry((2, 1), (1, 0), (1, 2), 1)),
     (2, (4,), products.Geometry((1,), (1,), (1,), 1)),
 )
+LINE = products.Geometry((1,), (0,), (1,), 1)
 
 
 @pytest.mark.parametrize(("channels", "kernel", "geometry"), GEOMETRIES)
@@ -43,12 +44,29 @@ def test_gathered_windows_give_what_the_convolution_gives(
         assert_close(gathered, expected)
 
 
+def test_gathered_windows_are_not_kept_for_backward() -> None:
+    channels, kernel, geometry = GEOMETRIES[0]
+    x, kept = torch.randn(4, channels, 11, 9), 0
+    weight = Categorical.of_logits(torch.randn(6, channels, *kernel, 2).requires_grad_(), (-1.0, 1.0))
+    assert weight.mean.shape == weight.var.shape  # formed here: what they keep is not asked for
+
+    def note(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        clt.moments_of_windows(x, weight, None, geometry, clt.batch_centre(x, kernel, geometry))
+    assert x.numel() <= kept < 2 * x.numel()
+
+
 def test_no_output_of_a_function_is_written_in_place() -> None:
     """torch.compile, as of torch 2.11, gives such an output no gradient and says nothing."""
     x, weight = torch.rand(4, 6), torch.rand(3, 6)
     column = torch.ones(6)
     outputs = (
         *clt._TwoProducts.forward(x, None, weight, None, 6.0, None),
+        *clt._OfWindows.forward(x[:, None], torch.rand(3), weight[:, :3], weight[:, :3], (3,), LINE),
         *_TiltAndKL.forward(torch.rand(5, 2).double()),
         _Tilt.forward(torch.rand(5, 2)),
         _StraightThrough.forward(weight, weight),

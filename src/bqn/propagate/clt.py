@@ -236,13 +236,49 @@ def moments_of_windows(
     x: Tensor, weight: Categorical, bias: Tensor | None, geometry: Geometry, centre: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same for an input that is known, with one row for each window."""
-    kernel = tuple(weight.shape[2:])
-    read = windows(x, kernel, geometry.stride, geometry.padding, geometry.dilation)  # (N, C, *output, K)
-    rows = read.movedim(1, -2).flatten(-2)
-    mean = F.linear(rows, weight.mean.flatten(1), bias)
     middle = over_places(centre).expand_as(centre).flatten()
-    var = F.linear((rows - middle).square(), weight.var.flatten(1))
+    kernel = tuple(weight.shape[2:])
+    mean, var = _OfWindows.apply(x, middle, weight.mean.flatten(1), weight.var.flatten(1), kernel, geometry)  # type: ignore[no-untyped-call]
+    mean = mean if bias is None else mean + bias
     return mean.movedim(-1, 1), var.movedim(-1, 1)  # the channels stay the last in memory
+
+
+class _OfWindows(torch.autograd.Function):
+    """The products of M with all windows and of V with their squares; x and the middle are data and get no gradient.
+
+    Keeps the image, not its windows, which are as many times larger as the kernel has places.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, middle: Tensor, mean: Tensor, var: Tensor, kernel: tuple[int, ...], geometry: Geometry
+    ) -> tuple[Tensor, Tensor]:
+        rows = _rows(x, kernel, geometry)
+        return F.linear(rows, mean), F.linear((rows - middle).square(), var)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, middle, _, _, ctx.kernel, ctx.geometry = inputs
+        ctx.save_for_backward(x, middle)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        x, middle = ctx.saved_tensors
+        rows = _rows(x, ctx.kernel, ctx.geometry)
+        by_mean, by_var = (
+            None if grad is None else grad.flatten(0, -2).mT @ read.flatten(0, -2)
+            for grad, read in zip(grads, (rows, (rows - middle).square()), strict=True)
+        )
+        return None, None, by_mean, by_var, None, None
+
+
+def _rows(x: Tensor, kernel: tuple[int, ...], geometry: Geometry) -> Tensor:
+    """What each output reads, `(N, *output, C · K)`."""
+    read = windows(x, kernel, geometry.stride, geometry.padding, geometry.dilation)  # (N, C, *output, K)
+    return read.movedim(1, -2).flatten(-2)
 
 
 def _moments_in_working_precision(
