@@ -94,6 +94,30 @@ def test_a_belief_says_the_precision_of_its_moments(dims: int) -> None:
     assert_close(low.var, full.var, rtol=0.02, atol=0)
 
 
+@pytest.mark.parametrize("pool", [None, bqn.nn.AvgPool2d(2)])
+def test_a_convolution_of_an_image_works_in_full_precision_and_hands_on_half(pool: bqn.nn.AvgPool2d | None) -> None:
+    """Its two moments are the largest tensors of a network, and would be kept in float32 for backward."""
+    torch.manual_seed(0)
+    conv = bqn.nn.Conv2d(3, 8, 3, padding=1).to(DEVICE)
+    x = (torch.rand(4, 3, 8, 8, device=DEVICE) * 2 - 1).requires_grad_(False)
+
+    def moments() -> bqn.Gaussian:
+        conv.train()
+        belief = conv(x) if pool is None else pool(conv(x))
+        return belief.within_batch(0.1)
+
+    full = moments()
+    with half.lowered():
+        low = moments()
+    assert full.dtype == torch.float32
+    for ours, theirs in ((low.mean, full.mean), (low.var, full.var)):
+        assert ours.dtype == low.dtype == torch.bfloat16
+        assert torch.equal(ours, theirs.to(torch.bfloat16))
+    loss = (low.mean.float() * low.var.float()).sum()
+    (gradient,) = torch.autograd.grad(loss, conv.weight.logits)
+    assert gradient.dtype == torch.float32
+
+
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize(
     "make", [lambda: bqn.models.mlp(20, 3, (40, 30)), lambda: bqn.models.cnn((1, 8, 8), 3, (16, 16), 32)]

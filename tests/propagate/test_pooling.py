@@ -27,16 +27,25 @@ def kept(function, *inputs: Tensor) -> int:
 
 @pytest.mark.parametrize("absent", [None, torch.tensor([False, True, False, False])])
 @pytest.mark.parametrize("levels", [(-1.0, 1.0), (0.0, 3.0)])
-def test_largest_of_two_levels(absent: Tensor | None, levels: tuple[float, float]) -> None:
+@pytest.mark.parametrize("together", [None, torch.tensor(0.3, dtype=torch.float64)])
+def test_largest_of_two_levels(absent: Tensor | None, levels: tuple[float, float], together: Tensor | None) -> None:
     low, high = levels
 
     def function(mean: Tensor) -> Tensor:
-        return pooling.maximum_categorical(bqn.Categorical.of(levels, mean=mean), absent).mean
+        return pooling.maximum_categorical(bqn.Categorical.of(levels, mean=mean), absent, together).mean
 
     mean = (low + (high - low) * torch.rand(3, 4, dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(function, (mean,))
     assert torch.autograd.gradgradcheck(function, (mean,))
-    assert kept(function, mean) == (0 if absent is None else absent.numel())
+    kept_beside = (0 if absent is None else absent.numel()) + (0 if together is None else 1)
+    assert kept(function, mean) == kept_beside
+
+
+def test_of_equal_inputs_that_are_largest_together_the_first_gets_the_gradient() -> None:
+    mean = torch.tensor([[0.0, 0.5, 0.5], [-0.5, -0.5, -0.5]], requires_grad=True)
+    belief = bqn.Categorical.of(bqn.BINARY, mean=mean)
+    pooling.maximum_categorical(belief, together=torch.tensor(1.0)).mean.sum().backward()
+    assert torch.equal(mean.grad, torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
 
 
 def test_largest_of_two_levels_beside_certain_ones() -> None:

@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bqn.beliefs import Belief, Categorical, Gaussian
+from bqn.beliefs import Belief, Categorical, Gaussian, mean_of
 from bqn.propagate.products import Geometry, per_unit
 from bqn.propagate.windows import over_places, padded
 
@@ -95,6 +95,14 @@ def prepared(x: Tensor | Categorical, geometry: Geometry | None) -> Tensor | Cat
 def _low(x: Tensor, geometry: Geometry | None) -> Tensor:
     layout = torch.contiguous_format if geometry is None else torch.channels_last
     return x.to(dtype=working_dtype(x), memory_format=layout)
+
+
+def dtype_of_sums(x: Belief, weight: Tensor | Categorical, products_are_low: bool) -> torch.dtype:
+    """Of the moments that a convolution hands on: rounded with its products, and where it reads an image that is known.
+
+    There products are in full precision, `applies` says why; but what they give is as large as a layer's sums can be.
+    """
+    return working_dtype(mean_of(x)) if products_are_low or isinstance(x, Tensor) else weight.dtype
 
 
 def applies(geometry: Geometry | None, x: Tensor) -> bool:
@@ -198,7 +206,8 @@ class _HalfMoments(torch.autograd.Function):
                 by_middle = (-2 * x * grad_noise).sum((0, 2, 3), dtype=torch.float32)
                 grad_centre = by_centre(by_middle, shared, centre)
             if input_square is not None:
-                doubt = _window_sum_transposed(grad_var, x, weight, geometry).to(x.dtype)
+                per_row = grad_var.sum(1, keepdim=True, dtype=torch.float32)
+                doubt = spread_over_inputs(per_row, x, weight, geometry).to(x.dtype)
                 pull = pull - (2 * weight_square) * doubt * x
             grad_x = grad_x + pull
         grad_weight = grad_weight.float() - 2 * weight * by_noise
@@ -309,14 +318,14 @@ def _window_sum(doubt: Tensor, weight: Tensor, geometry: Geometry | None) -> Ten
     return F.avg_pool2d(padded(doubt, geometry.padding), tuple(weight.shape[2:]), geometry.stride, divisor_override=1)
 
 
-def _window_sum_transposed(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
-    """What each input's doubt does to all outputs that read it: `(N, 1)` or `(N, 1, H, W)`."""
+def spread_over_inputs(per_row: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
+    """What each input's doubt does to all outputs that read it, `(N, 1)` or `(N, 1, H, W)`, from what it does to all
+    units of one row or place."""
     if geometry is None:
-        return grad.sum(-1, keepdim=True, dtype=torch.float32)
-    per_place = grad.sum(1, keepdim=True, dtype=torch.float32)
+        return per_row
     (top, left), (height, width) = geometry.padding, x.shape[2:]
-    like = per_place.new_empty((x.shape[0], 1, height + 2 * top, width + 2 * left))
+    like = per_row.new_empty((x.shape[0], 1, height + 2 * top, width + 2 * left))
     whole: Tensor = torch.ops.aten.avg_pool2d_backward(
-        per_place, like, tuple(weight.shape[2:]), geometry.stride, (0, 0), False, True, 1
+        per_row, like, tuple(weight.shape[2:]), geometry.stride, (0, 0), False, True, 1
     )
     return whole[..., top : top + height, left : left + width]

@@ -7,6 +7,7 @@ convolution with a kernel of one element, and each kernel here serves both:
 - `_inputs_kernel` reads the inputs and writes what meets the noise of the weights, and the doubt of each row;
 - `_weights_kernel` reads the means of the weights and writes them rounded, their noise rounded, and its constant part;
 - `_finish_kernel` adds doubt and constant to the variance;
+- `_sums_kernel` adds up the gradients by the variance, over the units of a row and over the rows of a unit;
 - `_by_input_kernel` and `_by_weight_kernel` put the gradients together.
 """
 
@@ -89,6 +90,23 @@ def _finish_kernel(
 
 
 @triton.jit
+def _sums_kernel(
+    grad_ptr, row_ptr, down_ptr, rows, units, OVER_ROWS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    whole = tl.zeros((ROWS,), tl.float32)
+    for start in range(0, units, CHANNELS):
+        unit = start + tl.arange(0, CHANNELS)
+        mask = (row < rows)[:, None] & (unit < units)[None, :]
+        where = row.to(tl.int64)[:, None] * units + unit[None, :]
+        grad = tl.load(grad_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        whole += tl.sum(grad, 1)
+        if OVER_ROWS:
+            tl.store(down_ptr + tl.program_id(0) * units + unit, tl.sum(grad, 0), mask=unit < units)
+    tl.store(row_ptr + row, whole, mask=row < rows)
+
+
+@triton.jit
 def _by_input_kernel(
     by_mean_ptr, by_noise_ptr, x_ptr, centre_ptr, doubt_ptr, out_ptr, down_ptr, rows, channels, square,
     SHIFTED: tl.constexpr, PADDED: tl.constexpr, DOUBT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -139,10 +157,10 @@ def _by_weight_kernel(
         tl.store(down_ptr + chunk * size + index, down, mask=mask)
 
 
-def _tile(channels: int, rows: int) -> dict[str, int]:
-    """About two thousand elements, whole rows if they are short; few rows where there are few."""
+def _tile(channels: int, rows: int, elements: int = 2048) -> dict[str, int]:
+    """About so many elements, whole rows if they are short; few rows where there are few."""
     width = min(_BLOCK, triton.next_power_of_2(channels))
-    return {"ROWS": max(1, min(2048 // width, triton.next_power_of_2(max(rows // 256, 1)))), "CHANNELS": width}
+    return {"ROWS": max(1, min(elements // width, triton.next_power_of_2(max(rows // 256, 1)))), "CHANNELS": width}
 
 
 def _like(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -219,54 +237,63 @@ def backward(
     low, noise_weight, _ = _noise_weights(weight, constant_square, weight_square, x.dtype)
     by_mean, mean_weight = half.transposed(grad_mean, x, low, geometry, need_x)
     by_noise, var_weight = half.transposed(grad_var, noise_input, noise_weight, geometry, need_x)
+    by_row, by_unit = _sums(_dense(grad_var, geometry), constant_square is not None)
     grad_x = grad_centre = None
     if by_mean is not None and by_noise is not None:
         by_mean, by_noise = _dense(by_mean, geometry), _dense(by_noise, geometry)
-        grad_x, grad_centre = _by_input(
-            by_mean, by_noise, grad_var, x, weight, middle, weight_square, input_square, geometry
-        )
+        doubt = None if input_square is None else half.spread_over_inputs(by_row, x, weight, geometry).contiguous()
+        grad_x, grad_centre = _by_input(by_mean, by_noise, x, middle, doubt, weight_square, geometry)
     grad_weight, shared = _by_weight(
-        _dense(mean_weight, geometry), _dense(var_weight, geometry), grad_var, weight, constant_square, weight_square
+        _dense(mean_weight, geometry), _dense(var_weight, geometry), weight, constant_square, by_unit, weight_square
     )
     if grad_centre is not None and shared is not None and centre is not None:
         grad_centre = half.by_centre(grad_centre, shared, centre)
     return grad_x, grad_weight, grad_centre
 
 
+def _sums(grad_var: Tensor, over_rows: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradients by the variance, added up over the units, `(N, 1, ...)`, and over all rows of a unit if asked."""
+    units = grad_var.shape[1]
+    rows = grad_var.numel() // units
+    tile = _tile(units, rows, 8192)
+    blocks = triton.cdiv(rows, tile["ROWS"])
+    by_row = torch.empty((grad_var.shape[0], 1, *grad_var.shape[2:]), device=grad_var.device)
+    down = torch.empty((blocks, units) if over_rows else 0, device=grad_var.device)
+    _sums_kernel[(blocks,)](grad_var, by_row, down, rows, units, OVER_ROWS=over_rows, **tile)
+    return by_row, down.sum(0) if over_rows else None
+
+
 def _by_input(
-    by_mean: Tensor, by_noise: Tensor, grad_var: Tensor, x: Tensor, weight: Tensor, middle: Tensor | None,
-    weight_square: float, input_square: float | None, geometry: Geometry | None,
+    by_mean: Tensor, by_noise: Tensor, x: Tensor, middle: Tensor | None, doubt: Tensor | None, weight_square: float,
+    geometry: Geometry | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """By x, and by the centre of each channel through the inputs."""
+    """By x, and by the centre of each channel through the inputs; `doubt` is by the doubt of each row."""
     channels = x.shape[1]
     rows, tile = x.numel() // channels, _tile(channels, x.numel() // channels)
     blocks = triton.cdiv(rows, tile["ROWS"])
-    doubt = x
-    if input_square is not None:
-        doubt = half._window_sum_transposed(grad_var, x, weight, geometry).contiguous()
     down = torch.empty((blocks, channels) if middle is not None else 0, device=x.device)
     out = torch.empty_like(x)
     _by_input_kernel[(blocks, triton.cdiv(channels, tile["CHANNELS"]))](
-        by_mean, by_noise, x, x if middle is None else middle, doubt, out, down, rows, channels, weight_square,
-        SHIFTED=middle is not None, PADDED=geometry is not None, DOUBT=input_square is not None, **tile,
+        by_mean, by_noise, x, x if middle is None else middle, x if doubt is None else doubt, out, down, rows, channels,
+        weight_square, SHIFTED=middle is not None, PADDED=geometry is not None, DOUBT=doubt is not None, **tile,
     )  # fmt: skip
     return out, None if middle is None else down.sum(0)
 
 
 def _by_weight(
-    by_mean: Tensor, by_noise: Tensor, grad_var: Tensor, weight: Tensor, constant_square: Tensor | None,
+    by_mean: Tensor, by_noise: Tensor, weight: Tensor, constant_square: Tensor | None, by_unit: Tensor | None,
     weight_square: float,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """By the weight, and by the constant square."""
+    """By the weight, and by the constant square; `by_unit` is by the variance of each unit in all rows together."""
     units, channels, size = weight.shape[0], weight.shape[1], weight.shape[1:].numel()
     centred = constant_square is not None
     chunks = _CHUNKS if centred else min(units, 128)
-    in_all = grad_var.sum((0, 2, 3), dtype=torch.float32) if centred else weight
     down = torch.empty((chunks, *weight.shape[1:]) if centred else 0, device=weight.device)
     out = torch.empty_like(weight)
     _by_weight_kernel[(triton.cdiv(size, 256), chunks)](
-        by_mean, by_noise, weight, weight if constant_square is None else constant_square, in_all, out, down, units,
-        channels, weight.shape[2:].numel(), weight_square, triton.cdiv(units, chunks), CENTRED=centred, BLOCK=256,
+        by_mean, by_noise, weight, weight if constant_square is None else constant_square,
+        weight if by_unit is None else by_unit, out, down, units, channels, weight.shape[2:].numel(), weight_square,
+        triton.cdiv(units, chunks), CENTRED=centred, BLOCK=256,
     )  # fmt: skip
     return out, down.sum(0) if centred else None
 

@@ -111,19 +111,27 @@ class _LargestOfTwoLevels(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None, None]:
         mean, absent, together = ctx.saved_tensors
         lose, grad = _losing(mean, absent, ctx.low, ctx.high), grads[0]
+        share = None if together is None else together.to(grad.dtype)
         factors = lose.unbind(-1)
-        before, behind = [grad], [torch.ones_like(grad)]
-        for factor in factors[:-1]:
-            before.append(before[-1] * factor)
+        behind = [grad if share is None else (1 - share) * grad]  # of each factor, the last first
         for factor in reversed(factors[1:]):
             behind.append(behind[-1] * factor)
-        others = torch.stack([a * b for a, b in zip(before, reversed(behind), strict=True)], -1)
-        if together is not None:
-            share = together.to(others.dtype)
-            places = torch.arange(lose.shape[-1], device=lose.device)
-            smallest = places == lose.argmin(-1, keepdim=True)
-            others = (1 - share) * others + torch.where(smallest, (share * grad).unsqueeze(-1), 0.0)
-        return others if absent is None else torch.where(absent, 0.0, others), None, None, None, None
+        if share is not None:
+            least, whole = lose.amin(-1), share * grad
+            free = torch.ones_like(least, dtype=torch.bool)
+        others: list[Tensor] = []
+        before: Tensor | None = None
+        for factor in factors:  # one at a time: all of them together would be the largest thing in a network's memory
+            other = behind.pop() if before is None else before * behind.pop()
+            before = factor if before is None else before * factor
+            if share is not None:
+                smallest = free & (factor == least)
+                free = free & ~smallest
+                other = other + torch.where(smallest, whole, 0.0)
+            others.append(other)
+        del lose, factors, factor, before
+        by_mean = torch.stack(others, -1)
+        return by_mean if absent is None else torch.where(absent, 0.0, by_mean), None, None, None, None
 
 
 def _losing(mean: Tensor, absent: Tensor | None, low: float, high: float) -> Tensor:
