@@ -24,7 +24,8 @@ Rows = list[dict[str, Any]]
 
 
 def pair(rows: Rows) -> str:
-    forms = {"passes": "plain passes", "kernels": "fused passes", "pair": "fused products", "uncentred": "uncentred"}
+    known = {"passes": "plain passes", "kernels": "fused passes", "pair": "fused products", "uncentred": "uncentred"}
+    forms = {form: name for form, name in known.items() if any(form in row["share"] for row in rows)}
     lines = [f"| layer | pass | floor, ms | {' | '.join(forms.values())} |", "|---|---|---|" + "---|" * len(forms)]
     for row in rows:
         cells = [f"{row['share'][form]:.0%}".replace("%", " %") if form in row["share"] else "" for form in forms]
@@ -35,12 +36,17 @@ def pair(rows: Rows) -> str:
     return "\n".join(lines)
 
 
+def matrix_products(rows: Rows) -> str:
+    """Without convolutions, of which there is a later record."""
+    return pair([row for row in rows if "×" not in row["what"]])
+
+
 KINDS = {
-    "products": r"nvjet_|cutlass|splitKreduce|_forward_kernel",
+    "products": r"nvjet_|cutlass|xmma|splitKreduce|_forward_kernel",
     "over weights": r"_(round|weights|by_weight)_kernel",
     "over inputs": r"_(inputs|by_input)_kernel",
-    "sums": r"at::native::reduce_kernel",
-    "rest": r"_finish_kernel|Memset",
+    "sums": r"at::native::reduce_kernel|_sums_kernel",
+    "rest": r"_finish_kernel|Memset|elementwise_kernel|avg_pool2d",
 }
 
 
@@ -63,29 +69,64 @@ def _by_kind(kernels: Rows) -> tuple[str, dict[str, float]]:
 
 def pair_profile(rows: Rows) -> str:
     """The layers that miss 70 % with backward."""
-    heads = ["layer", "form", "floor, µs", *KINDS, "all of ours", "floor / all"]
+    heads = ["layer", "form", "floor, µs", *KINDS, "all of ours", "floor / all", "kernels"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     both = {(row["what"], row["form"]): row["kernels"] for row in rows if row["pass"] == "forward and backward"}
+    count = {key: sum(kernel["times"] for kernel in kernels) for key, kernels in both.items()}
     for what in dict.fromkeys(what for what, _ in both):
         floor = sum(row["us"] for row in both[what, "floor"])
         form, times = _by_kind(both[what, "ours"])
         whole = sum(times.values())
         if floor < 0.7 * whole:
             cells = " | ".join(f"{time:.1f}" if time else "–" for time in (floor, *times.values(), whole))
-            lines.append(f"| {what} | {form} | {cells} | {100 * floor / whole:.0f} % |")
+            lines.append(f"| {what} | {form} | {cells} | {100 * floor / whole:.0f} % | {count[what, 'ours']:.0f} |")
+    return "\n".join(lines)
+
+
+def rivals(rows: Rows) -> str:
+    """What the kernels of a step take beside what it takes."""
+    names = {"plain": "plain network, recorded", "torchbnn": "torchbnn", "bayesian_torch": "bayesian-torch"}
+    lines = ["| step | kernels | products, ms | optimizer | other | all kernels | whole step | without a kernel |",
+             "|---" * 8 + "|"]  # fmt: skip
+    for row in rows:
+        times = {kind: value / 1e3 for kind, value in row["us"].items() if kind != "fused"}
+        busy = sum(times.values())
+        cells = " | ".join(f"{time:.2f}" for time in (*times.values(), busy, row["ms"]))
+        lines.append(f"| {row['model'].upper()}, {row['batch']}, {names[row['network']]} | {row['kernels']:.0f} | "
+                     f"{cells} | {max(0.0, 1 - busy / row['ms']):.0%} |".replace("%", " %"))  # fmt: skip
     return "\n".join(lines)
 
 
 def memory(rows: Rows) -> str:
-    kinds = [kind for kind in ("kept", "peak") if kind in rows[0]["ratio"]]
-    heads = "".join(f" {kind}: plain, MB | ours, MB | ratio |" for kind in kinds)
-    lines = [f"| network | batch | precision |{heads}", "|---|---|---|" + "---|---|---|" * len(kinds)]
+    heads = [f"{kind}: {what}" for kind in ("kept", "peak") for what in ("plain, MB", "ours, MB", "ratio")]
+    heads = ["network", "batch", "precision", *heads, "peak, compiled: ours, MB", "ratio"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
-        cells = "".join(
-            f" {row['plain'][kind] / 1e6:.1f} | {row['ours'][kind] / 1e6:.1f} | {row['ratio'][kind]:.2f} |"
-            for kind in kinds
-        )
-        lines.append(f"| {row['what'].upper()} | {row['batch']} | {row['precision']} |{cells}")
+        cells = [row["what"].upper(), str(row["batch"]), row["precision"]]
+        for kind in ("kept", "peak"):
+            cells += [f"{row[network][kind] / 1e6:.1f}" for network in ("plain", "ours")]
+            cells.append(f"{row['ratio'][kind]:.2f}")
+        cells += [f"{row['compiled']['peak'] / 1e6:.1f}", f"{row['ratio']['compiled peak']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def memory_profile(rows: Rows) -> str:
+    """The peaks, and what holds most at that moment, by file of the package."""
+    lines = ["| network | precision | peak: plain, MB | ours, MB | ratio | held by ours, MB, by file |", "|---" * 6 + "|"]
+    plain = {(row["what"], row["precision"]): row["peak"] for row in rows if row["network"] == "plain"}
+    for row in rows:
+        if row["network"] == "plain":
+            continue
+        files: dict[str, float] = {}
+        for each in row["places"]:
+            file = each["place"].split(":")[0]
+            files[file] = files.get(file, 0.0) + each["bytes"] / 1e6
+        most = sorted(files.items(), key=lambda item: -item[1])[:6]
+        held = ", ".join(f"{file.removesuffix('.py')} {size:.0f}" for file, size in most)
+        whole = plain[row["what"], row["precision"]]
+        lines.append(f"| {row['what'].upper()} | {row['precision']} | {whole / 1e6:.1f} | {row['peak'] / 1e6:.1f} | "
+                     f"{row['peak'] / whole:.2f} | {held} |")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -174,9 +215,13 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "gpu_step_cnn_512": steps,
     "precision": precision,
     "variance_precision": variance_precision,
-    "pair_of_products": pair,
+    "pair_of_products": matrix_products,
+    "pair_of_convolutions": pair,
     "pair_of_products_profile": pair_profile,
+    "pair_of_convolutions_profile": pair_profile,
+    "rivals_profile": rivals,
     "memory": memory,
+    "memory_profile": memory_profile,
     "cost": cost,
 }
 
