@@ -113,7 +113,10 @@ def memory(rows: Rows) -> str:
 
 def memory_profile(rows: Rows) -> str:
     """The peaks, and what holds most at that moment, by file of the package."""
-    lines = ["| network | precision | peak: plain, MB | ours, MB | ratio | held by ours, MB, by file |", "|---" * 6 + "|"]
+    lines = [
+        "| network | precision | peak: plain, MB | ours, MB | ratio | held by ours, MB, by file |",
+        "|---" * 6 + "|",
+    ]
     plain = {(row["what"], row["precision"]): row["peak"] for row in rows if row["network"] == "plain"}
     for row in rows:
         if row["network"] == "plain":

@@ -147,8 +147,11 @@ def test_table_of_distillation_is_that_of_the_records() -> None:
 
     modes = ("analytic", "mc_recalibrated", "mc_distilled", "map_recalibrated", "map_distilled")
     page = (ROOT / "docs/deploy.md").read_text()
-    for data, name in (("mnist", "MNIST"), ("fashion-mnist", "Fashion-MNIST"), ("kmnist", "KMNIST")):
-        rows = [row for row in records.seeds("cnn", data, "best", ROOT / "results") if "map_distilled" in row["test"]]
+    for model, data, name in (
+        ("mlp", "mnist", "MLP, MNIST"), ("cnn", "mnist", "CNN, MNIST"), ("cnn", "fashion-mnist", "CNN, Fashion-MNIST"),
+        ("cnn", "kmnist", "CNN, KMNIST"),
+    ):  # fmt: skip
+        rows = [row for row in records.seeds(model, data, "best", ROOT / "results") if "map_distilled" in row["test"]]
         assert len(rows) == 5
         cells = []
         for mode in modes:
