@@ -26,7 +26,7 @@ import torch
 
 from bqn import evaluation, training
 from bqn.atomic import write_atomic
-from bqn.cli._settings import parse_numbers
+from bqn.cli._settings import parse_setting
 from bqn.data import Dataset, Split, load, split_validation
 from bqn.reproduction import records
 from bqn.reproduction.measuring import code, hardware
@@ -110,25 +110,15 @@ class Task:
     def parse(cls, text: str, out: Path) -> Task:
         method, model, data, *more = text.split(":")
         pairs = [pair.split("=", 1) for part in more for pair in part.split(",")]
-        given = {name: _value(name, value) for name, value in pairs}
+        given: dict[str, Any] = dict(pairs)
         suffix = f"-{given.pop('name')}" if "name" in given else ""
+        given = {name: parse_setting(name, value.replace("/", ",")) for name, value in given.items()}
         return cls(
             {"method": method, "model": model, "data": data, **given}, out / f"{method}-{model}-{data}{suffix}.json"
         )
 
     def config(self, seed: int, device: str) -> training.TrainConfig:
         return training.TrainConfig.preset({**self.settings, "seed": seed, "device": device})
-
-
-def _value(name: str, text: str) -> Any:
-    """A setting as a number, numbers with slashes between them, or a word."""
-    if name == "name":
-        return text
-    numbers = parse_numbers(text.replace("/", ","))
-    words = {"true": True, "false": False}
-    if isinstance(numbers, str):
-        return words.get(numbers, numbers)
-    return numbers if "/" in text or name in ("hidden", "channels") else numbers[0]
 
 
 def fill(task: Task, seeds: list[int], device: str, data_dir: Path | None, samples: int, until: float) -> None:
