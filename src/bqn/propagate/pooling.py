@@ -117,17 +117,16 @@ class _LargestOfTwoLevels(torch.autograd.Function):
         for factor in reversed(factors[1:]):
             behind.append(behind[-1] * factor)
         if share is not None:
-            least, whole = lose.amin(-1), share * grad
-            free = torch.ones_like(least, dtype=torch.bool)
+            whole = share * grad
+            # An index and not a comparison with the minimum: of two equal numbers a compiler may round one only.
+            first_smallest = lose.argmin(-1).to(torch.int32)
         others: list[Tensor] = []
         before: Tensor | None = None
-        for factor in factors:  # one at a time: all of them together would be the largest thing in a network's memory
+        for place, factor in enumerate(factors):  # one at a time: together they would be a network's largest tensors
             other = behind.pop() if before is None else before * behind.pop()
             before = factor if before is None else before * factor
             if share is not None:
-                smallest = free & (factor == least)
-                free = free & ~smallest
-                other = other + torch.where(smallest, whole, 0.0)
+                other = other + torch.where(first_smallest == place, whole, 0.0)
             others.append(other)
         del lose, factors, factor, before
         by_mean = torch.stack(others, -1)
