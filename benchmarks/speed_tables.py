@@ -99,14 +99,18 @@ def rivals(rows: Rows) -> str:
 
 def memory(rows: Rows) -> str:
     heads = [f"{kind}: {what}" for kind in ("kept", "peak") for what in ("plain, MB", "ours, MB", "ratio")]
-    heads = ["network", "batch", "precision", *heads, "peak, compiled: ours, MB", "ratio"]
+    compiled = ["peak, compiled: ours, MB", "ratio"] if any("compiled" in row for row in rows) else []
+    heads = ["network", "batch", "precision", *heads, *compiled]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         cells = [row["what"].upper(), str(row["batch"]), row["precision"]]
         for kind in ("kept", "peak"):
             cells += [f"{row[network][kind] / 1e6:.1f}" for network in ("plain", "ours")]
             cells.append(f"{row['ratio'][kind]:.2f}")
-        cells += [f"{row['compiled']['peak'] / 1e6:.1f}", f"{row['ratio']['compiled peak']:.2f}"]
+        if "compiled" in row:
+            cells += [f"{row['compiled']['peak'] / 1e6:.1f}", f"{row['ratio']['compiled peak']:.2f}"]
+        elif compiled:
+            cells += ["–", "–"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

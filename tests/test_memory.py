@@ -22,7 +22,8 @@ def test_networks_with_images_keep_little_more_than_plain_ones(tmp_path: Path) -
     ]  # fmt: skip
     for row in rows:
         assert row["plain"]["kept"] > 50e6
-        assert 0.3 < row["ratio"]["kept"] < 1.5, row
+        most = {"cnn": 1.1, "vgg": 1.35}[row["what"]] if row["precision"] == "bf16" else 1.5
+        assert 0.3 < row["ratio"]["kept"] < most, row
 
 
 def test_what_is_allocated_at_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:

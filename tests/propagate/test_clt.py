@@ -44,6 +44,19 @@ def test_gathered_windows_give_what_the_convolution_gives(
         assert_close(gathered, expected)
 
 
+def test_gathered_windows_have_second_derivatives() -> None:
+    _, kernel, geometry = GEOMETRIES[2]
+    x = torch.randn(2, 2, 6, dtype=torch.float64)
+    mean, var = (torch.rand(3, 8, dtype=torch.float64).requires_grad_() for _ in range(2))
+
+    def product_of_both(mean: Tensor, var: Tensor) -> Tensor:
+        one, other = clt._OfWindows.apply(x, torch.zeros(8, dtype=torch.float64), mean, var, kernel, geometry)
+        return one * other
+
+    assert torch.autograd.gradcheck(product_of_both, (mean, var))
+    assert torch.autograd.gradgradcheck(product_of_both, (mean, var))
+
+
 def test_gathered_windows_are_not_kept_for_backward() -> None:
     channels, kernel, geometry = GEOMETRIES[0]
     x, kept = torch.randn(4, channels, 11, 9), 0

@@ -1,12 +1,15 @@
 """Half-precision moments against the float64 ones, on any device."""
 
+import copy
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
 import bqn
-from bqn.propagate import clt, half, products
+from bqn.propagate import clt, half, normalized_sign, products
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.gpu
@@ -94,28 +97,39 @@ def test_a_belief_says_the_precision_of_its_moments(dims: int) -> None:
     assert_close(low.var, full.var, rtol=0.02, atol=0)
 
 
-@pytest.mark.parametrize("pool", [None, bqn.nn.AvgPool2d(2)])
-def test_a_convolution_of_an_image_works_in_full_precision_and_hands_on_half(pool: bqn.nn.AvgPool2d | None) -> None:
-    """Its two moments are the largest tensors of a network, and would be kept in float32 for backward."""
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("around", [0.0, 0.9])
+def test_moments_of_an_image_are_kept_rounded_around_their_centre(around: float, monkeypatch) -> None:
+    """They are worked out in float32 and are the largest tensors of a network; images may be far from zero."""
     torch.manual_seed(0)
-    conv = bqn.nn.Conv2d(3, 8, 3, padding=1).to(DEVICE)
-    x = (torch.rand(4, 3, 8, 8, device=DEVICE) * 2 - 1).requires_grad_(False)
+    monkeypatch.setattr(
+        normalized_sign, "fused", lambda tensor: half.kernels_take(tensor, tensor) and tensor.dim() == 4
+    )
+    net = bqn.nn.Sequential(bqn.nn.Conv2d(3, 8, 3), bqn.nn.BatchNorm2d(8), bqn.nn.Sign()).to(DEVICE)
+    x = around + 0.01 * torch.randn(16, 3, 8, 8, device=DEVICE)
+    kept: list[Tensor] = []
 
-    def moments() -> bqn.Gaussian:
-        conv.train()
-        belief = conv(x) if pool is None else pool(conv(x))
-        return belief.within_batch(0.1)
+    def gradient(dtype: torch.dtype, low: bool) -> Tensor:
+        kept.clear()
+        layers = copy.deepcopy(net).to(dtype)
+        noted = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+        with noted, half.lowered() if low else nullcontext():
+            mean = layers(x.to(dtype)).mean
+        assert mean.dtype == (torch.bfloat16 if low else dtype)
+        weights = torch.linspace(-1, 1, mean.numel(), dtype=dtype, device=DEVICE).reshape(mean.shape)
+        return torch.autograd.grad((mean * weights).sum(), layers[0].weight.logits)[0].double()
 
-    full = moments()
-    with half.lowered():
-        low = moments()
-    assert full.dtype == torch.float32
-    for ours, theirs in ((low.mean, full.mean), (low.var, full.var)):
-        assert ours.dtype == low.dtype == torch.bfloat16
-        assert torch.equal(ours, theirs.to(torch.bfloat16))
-    loss = (low.mean.float() * low.var.float()).sum()
-    (gradient,) = torch.autograd.grad(loss, conv.weight.logits)
-    assert gradient.dtype == torch.float32
+    expected, ours = gradient(torch.float64, False), gradient(torch.float32, True)
+    images = [tensor.dtype for tensor in kept if tensor.shape == (16, 8, 6, 6)]
+    assert images == [torch.bfloat16] * 2
+    assert float((ours - expected).norm() / expected.norm()) < 0.01
+
+
+def test_half_precision_does_not_begin_by_itself() -> None:
+    """An image in bfloat16 is raised where the network is in float32."""
+    net = bqn.models.cnn((1, 8, 8), 3, (16, 16), 32).to(DEVICE)
+    x = torch.rand(4, 1, 8, 8, device=DEVICE).bfloat16()
+    assert net(x).mean.dtype == torch.float32
 
 
 @pytest.mark.usefixtures("_kernels")

@@ -125,7 +125,7 @@ def test_kernels_against_float64(kernels, shape: tuple[int, ...], channels_last:
 
     upstream = torch.randn(shape).to(DEVICE, dtype).to(memory_format=layout)
     count = mean.numel() // shape[1]
-    got = kernels.backward(upstream, mean, var, sign, offset, shift, centre, total + 1e-5, count)
+    got = kernels.backward(upstream, mean, var, sign, offset, shift, centre, total + 1e-5, count, dtype)
     wanted = torch.autograd.grad(expected, (wide_mean, wide_var), upstream.double())
     for ours, theirs in zip(got, wanted, strict=False):
         assert ours.dtype == dtype
@@ -136,7 +136,7 @@ def test_kernels_take_a_gradient_in_another_layout(kernels) -> None:
     mean, var = (tensor.to(DEVICE) for tensor in moments((2, 3, 4, 5), torch.float32))
     sign, offset = torch.ones(3, device=DEVICE), torch.zeros(3, device=DEVICE)
     upstream = torch.randn(2, 3, 4, 5).to(DEVICE)
-    arguments = (mean, var, sign, offset, offset, offset, sign, math.inf)
+    arguments = (mean, var, sign, offset, offset, offset, sign, math.inf, torch.float32)
     straight = kernels.backward(upstream, *arguments)
     turned = kernels.backward(upstream.to(memory_format=torch.channels_last), *arguments)
     for a, b in zip(straight, turned, strict=True):

@@ -48,6 +48,13 @@ def test_of_equal_inputs_that_are_largest_together_the_first_gets_the_gradient()
     assert torch.equal(mean.grad, torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
 
 
+def test_padding_takes_no_gradient_from_inputs_that_are_certain_to_lose() -> None:
+    mean = torch.full((1, 3), -1.0, requires_grad=True)
+    belief, absent = bqn.Categorical.of(bqn.BINARY, mean=mean), torch.tensor([True, False, False])
+    pooling.maximum_categorical(belief, absent, torch.tensor(0.5)).mean.sum().backward()
+    assert torch.equal(mean.grad, torch.tensor([[0.0, 1.0, 0.5]]))
+
+
 def test_largest_of_two_levels_beside_certain_ones() -> None:
     """A certain 1 wins whatever the others do, and is the only one that matters; two of them leave nothing to learn."""
     mean = torch.tensor([[1.0, 0.5, -0.5], [1.0, 1.0, 0.0]], requires_grad=True)

@@ -57,8 +57,8 @@ def average(source: Convolution, shape: torch.Size, kernel: tuple[int, ...], str
     x, weight, bias, geometry, statistics = source
     strided = products.Geometry(stride, tuple(0 for _ in stride), tuple(1 for _ in stride), 1)
     low = half.applies(strided, mean_of(x))
-    dtype, working = half.dtype_of_sums(x, weight, low), half.working_dtype(mean_of(x)) if low else weight.dtype
-    inputs = x if low else half.raised(x, working)
+    dtype = half.working_dtype(mean_of(x)) if low else weight.dtype
+    inputs = x if low else half.raised(x, dtype)
     pair = x.level_values if isinstance(x, Categorical) and len(x.level_values) == 2 else None
     rule = _Rule(kernel, geometry.padding, strided, pair)
 
@@ -67,8 +67,7 @@ def average(source: Convolution, shape: torch.Size, kernel: tuple[int, ...], str
     def moments(centre: Tensor | None) -> tuple[Tensor, Tensor]:
         share = None if known is None else neighbours.of_average(known.correlation, kernel)
         bias_mean = None if bias is None else mean_of(bias)
-        both = _moments(inputs, weight, bias_mean, working, rule, centre, share)
-        mean, var = (moment.to(dtype) for moment in both)
+        mean, var = _moments(inputs, weight, bias_mean, dtype, rule, centre, share)
         if known is None:
             return mean, var
         assert not isinstance(inputs, Tensor)

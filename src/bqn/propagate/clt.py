@@ -352,17 +352,13 @@ def linear(
     mean = mean_of(x)
     bias_mean = None if bias is None else mean_of(bias)
     low = _works_in_half(x, weight, geometry)
-    dtype = half.working_dtype(mean) if low else weight.dtype
-    if geometry is not None:
-        dtype = half.dtype_of_sums(x, weight, low)
     made_of = None if mean_field else together.units_of(x, weight, geometry)
 
     def moments(centre: Tensor | None) -> tuple[Tensor, Tensor]:
         inputs = x
         if not isinstance(x, Gaussian) and low:
             inputs = half.prepared(x, geometry)
-        both = _moments_in_working_precision(inputs, weight, bias_mean, geometry, centre)
-        result, var = (moment.to(dtype) for moment in both)
+        result, var = _moments_in_working_precision(inputs, weight, bias_mean, geometry, centre)
         noises = together.noise_of_neighbours(inputs, weight, geometry), together.noise_of_units(x, weight, geometry)
         return result, together.with_common_noise(var, noises)
 
@@ -382,5 +378,5 @@ def linear(
         once = tuple(1 for _ in geometry.stride)
         return Gaussian.of(result, var, Neighbours(neighbours.behind_pooling(correlation, once, geometry.stride)))
 
-    like = weight.mean.new_empty(0, dtype=dtype)
+    like = weight.mean.new_empty(0, dtype=half.working_dtype(mean) if low else weight.dtype)
     return Gaussian.deferred(_output_shape(x, weight, geometry), like, total, within, units=made_of)

@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bqn.beliefs import Belief, Categorical, Gaussian, mean_of
+from bqn.beliefs import Belief, Categorical, Gaussian
 from bqn.propagate.products import Geometry, per_unit
 from bqn.propagate.windows import over_places, padded
 
@@ -95,14 +95,6 @@ def prepared(x: Tensor | Categorical, geometry: Geometry | None) -> Tensor | Cat
 def _low(x: Tensor, geometry: Geometry | None) -> Tensor:
     layout = torch.contiguous_format if geometry is None else torch.channels_last
     return x.to(dtype=working_dtype(x), memory_format=layout)
-
-
-def dtype_of_sums(x: Belief, weight: Tensor | Categorical, products_are_low: bool) -> torch.dtype:
-    """Of the moments that a convolution hands on: rounded with its products, and where it reads an image that is known.
-
-    There products are in full precision, `applies` says why; but what they give is as large as a layer's sums can be.
-    """
-    return working_dtype(mean_of(x)) if products_are_low or isinstance(x, Tensor) else weight.dtype
 
 
 def applies(geometry: Geometry | None, x: Tensor) -> bool:

@@ -237,11 +237,14 @@ def backward(
     low, noise_weight, _ = _noise_weights(weight, constant_square, weight_square, x.dtype)
     by_mean, mean_weight = half.transposed(grad_mean, x, low, geometry, need_x)
     by_noise, var_weight = half.transposed(grad_var, noise_input, noise_weight, geometry, need_x)
-    by_row, by_unit = _sums(_dense(grad_var, geometry), constant_square is not None)
-    grad_x = grad_centre = None
+    by_row = by_unit = grad_x = grad_centre = None
+    if constant_square is not None or (need_x and input_square is not None):
+        by_row, by_unit = _sums(_dense(grad_var, geometry), constant_square is not None)
     if by_mean is not None and by_noise is not None:
         by_mean, by_noise = _dense(by_mean, geometry), _dense(by_noise, geometry)
-        doubt = None if input_square is None else half.spread_over_inputs(by_row, x, weight, geometry).contiguous()
+        doubt = None
+        if input_square is not None and by_row is not None:
+            doubt = half.spread_over_inputs(by_row, x, weight, geometry).contiguous()
         grad_x, grad_centre = _by_input(by_mean, by_noise, x, middle, doubt, weight_square, geometry)
     grad_weight, shared = _by_weight(
         _dense(mean_weight, geometry), _dense(var_weight, geometry), weight, constant_square, by_unit, weight_square

@@ -72,4 +72,4 @@ def through_shared_statistics(
     pull = share.add_up(pull) / count
     slope = torch.where(sign != 0, pull * offset, 0) / total
     by_mean = column(slope, mean) * (mean - column(centre, mean)) - column(sign * pull, mean)
-    return by_mean.to(mean.dtype), column(0.5 * slope, mean).to(mean.dtype)
+    return by_mean, column(0.5 * slope, mean)

@@ -84,6 +84,11 @@ def is_compiled(source: Normalization) -> bool:
 
 
 class _NormalizedSign(torch.autograd.Function):
+    """Where a network works in bfloat16 and this mean is in float32, as behind a convolution of images, backward keeps
+    both moments rounded, the mean as its distance from the centre: nothing else of it is needed, and what all examples
+    have in common takes no digits away. They would be the largest tensors of a network.
+    """
+
     # Nothing is written in place on the way to an output, here and in the other functions of the package: torch.compile
     # (seen with torch 2.11) loses the gradient of an output that was written in place or is an alias.
     generate_vmap_rule = True
@@ -103,8 +108,12 @@ class _NormalizedSign(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *tensors, ctx.from_batch = inputs
-        ctx.save_for_backward(*tensors)
+        mean, var, centre, *others, ctx.from_batch = inputs
+        ctx.dtype = mean.dtype  # of the gradients: rounded, they would not add up to zero over the batch any more
+        if mean.dtype == torch.float32 and working_dtype(mean) == torch.bfloat16:
+            distance = mean - column(centre, mean)
+            mean, var, centre = distance.to(torch.bfloat16), var.to(torch.bfloat16), torch.zeros_like(centre)
+        ctx.save_for_backward(mean, var, centre, *others)
         ctx.share = batch.current_share() if ctx.from_batch else None
 
     @staticmethod
@@ -117,12 +126,13 @@ class _NormalizedSign(torch.autograd.Function):
         if fused(mean) and var.stride() == mean.stride():
             from bqn.propagate import normalized_sign_kernels as kernels
 
-            grad_mean, grad_var, pull = kernels.backward(grad, mean, var, sign, offset, shift, centre, total, count)
+            backward = kernels.backward
         else:
-            grad_mean, grad_var, pull = _backward(grad, mean, var, sign, offset, shift, centre, total, count)
+            backward = _backward
+        grad_mean, grad_var, pull = backward(grad, mean, var, sign, offset, shift, centre, total, count, ctx.dtype)
         if ctx.share is not None:
             through = through_shared_statistics(pull, mean, sign, offset, centre, total, ctx.share)
-            grad_mean, grad_var = grad_mean + through[0], grad_var + through[1]
+            grad_mean, grad_var = (grad_mean + through[0]).to(ctx.dtype), (grad_var + through[1]).to(ctx.dtype)
         alive = sign != 0
         divisor = torch.ones_like(total) if weight is None else torch.where(alive, weight, 1)
         grad_weight = grad_bias = None
@@ -145,9 +155,9 @@ def _score(mean: Tensor, var: Tensor, sign: Tensor, shift: Tensor) -> Tensor:
 
 def _backward(
     grad: Tensor, mean: Tensor, var: Tensor, sign: Tensor, offset: Tensor, shift: Tensor, centre: Tensor,
-    total: Tensor, count: float,
+    total: Tensor, count: float, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients by mean and var, and the sum A per channel."""
+    """Gradients by mean and var, in `dtype`, and the sum A per channel."""
     wide = mean.dtype if mean.dtype == torch.float64 else torch.float32
     score = _score(mean, var, sign, shift)
     inverse = var.to(wide).clamp_min(torch.finfo(wide).tiny ** 0.5).rsqrt()
@@ -159,4 +169,4 @@ def _backward(
     grad_mean = torch.addcmul(column(-sign * pull / count - through_total * centre, mean), flow, column(sign, mean))
     grad_mean = torch.addcmul(grad_mean, mean.to(wide), column(through_total, mean))
     grad_var = flow * score * inverse * -0.5 + column(0.5 * through_total, mean)
-    return grad_mean.to(mean.dtype), grad_var.to(var.dtype), pull
+    return grad_mean.to(dtype), grad_var.to(dtype), pull

@@ -171,9 +171,9 @@ def forward(mean: Tensor, var: Tensor, sign: Tensor, shift: Tensor, dtype: torch
 
 def backward(
     grad: Tensor, mean: Tensor, var: Tensor, sign: Tensor, offset: Tensor, shift: Tensor, centre: Tensor,
-    total: Tensor, count: float,
+    total: Tensor, count: float, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients by mean and var, and the sum A per channel."""
+    """Gradients by mean and var, in `dtype`, and the sum A per channel."""
     if grad.stride() != mean.stride():
         grad = torch.empty_like(mean, dtype=grad.dtype).copy_(grad)
     sums, grid, sizes = _per_channel(mean, 1)
@@ -181,7 +181,7 @@ def backward(
     pull = sums[0].sum(0)
     slope = torch.where(sign != 0, pull * offset, 0) / (total * count)
     constant = -sign * pull / count - slope * centre
-    grad_mean, grad_var = torch.empty_like(mean), torch.empty_like(var)
+    grad_mean, grad_var = (torch.empty_like(tensor, dtype=dtype) for tensor in (mean, var))
     grid_flat, sizes_flat = _elementwise(mean)
     _backward_kernel[grid_flat](
         grad, mean, var, grad_mean, grad_var, sign, shift, constant, slope, **sizes_flat

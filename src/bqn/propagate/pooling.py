@@ -119,7 +119,8 @@ class _LargestOfTwoLevels(torch.autograd.Function):
         if share is not None:
             whole = share * grad
             # An index and not a comparison with the minimum: of two equal numbers a compiler may round one only.
-            first_smallest = lose.argmin(-1).to(torch.int32)
+            present = lose if absent is None else torch.where(absent, 2.0, lose)
+            first_smallest = present.argmin(-1).to(torch.int32)
         others: list[Tensor] = []
         before: Tensor | None = None
         for place, factor in enumerate(factors):  # one at a time: together they would be a network's largest tensors
