@@ -18,7 +18,7 @@ from bqn.reproduction.templates import template
 from bqn.training import ConfigError, TrainConfig
 from bqn.training.files import parse_object, read_text
 
-_ROUNDS = {"mlp": 7, "cnn": 6, "vgg": 9}
+_ROUNDS = {"mlp": 8, "cnn": 6, "vgg": 9}
 _RECORDS = tuple(f"{model}-{number}" for model, rounds in _ROUNDS.items() for number in range(1, rounds + 1))
 _HEAD = ("what", "hardware", "date", "code")
 _REFERENCE = re.compile(r"\[\[([^\]]*)\]\]")
