@@ -326,3 +326,15 @@ class TestBadInput:
         features: Tensor = to_input(_images(4).x).flatten(1)
         with pytest.raises(ValueError, match=r"test.x must be uint8 images"):
             evaluate(net, Split(features, _images(4).y), corruptions=True)
+
+
+def test_what_comes_next_is_told_before_its_turn(net: bqn.Network, regressor: bqn.Network, data: Split) -> None:
+    told: list[str] = []
+    options = {"recalibrate_on": _images(60, 1), "temper_on": _images(30, 3), "ood": _images(20, 2)}
+    evaluate(net, _images(40), **options, corruptions=True, tell=told.append)
+    modes = ["analytic", "mc", "map", "mc, recalibrated", "map, recalibrated"]
+    steps = [f"{kind} {number} of 5, " for kind in STRENGTHS for number in range(1, 6)]
+    assert told == [before + mode for before in ("", "ood, ", *steps, "temperature, ") for mode in modes]
+    told.clear()
+    evaluate(regressor, data, tell=told.append)
+    assert told == ["analytic", "mc", "map"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast, overload
 
@@ -22,6 +23,7 @@ INTERVALS = (0.5, 0.8, 0.9, 0.95)
 _CURVE_POINTS = 20
 
 Scale: TypeAlias = tuple[Tensor | float, Tensor | float]
+Told: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,7 @@ def evaluate(
     bins: int = ...,
     prepare: Prepare = ...,
     target_scale: Scale | None = ...,
+    tell: Told | None = ...,
     details: Literal[False] = ...,
 ) -> dict[str, Any]: ...
 
@@ -77,6 +80,7 @@ def evaluate(
     bins: int = ...,
     prepare: Prepare = ...,
     target_scale: Scale | None = ...,
+    tell: Told | None = ...,
     details: Literal[True],
 ) -> tuple[dict[str, Any], Details]: ...
 
@@ -95,6 +99,7 @@ def evaluate(
     bins: int = 15,
     prepare: Prepare = to_input,
     target_scale: Scale | None = None,
+    tell: Told | None = None,
     details: bool = False,
 ) -> dict[str, Any] | tuple[dict[str, Any], Details]:
     """Evaluate a network on test examples; deterministic for a seed.
@@ -124,6 +129,8 @@ def evaluate(
         Turns stored examples `(n, ...)`, on the network's device, into network input.
     target_scale : (mean, std) or None
         For regression: the network predicts `(y - mean) / std`; each a number or of shape `(D,)`.
+    tell : function or None
+        Called with what is evaluated next, in words such as "mc" or "noise 2 of 5, mc".
     details : bool
         Whether to return the predictions themselves as well.
 
@@ -141,19 +148,20 @@ def evaluate(
         if split is not None:
             _require_examples(split, name, like=test)
     reference = None if recalibrate_on is None else recalibrate_on.x
+    tell = (lambda what: None) if tell is None else tell
     predictor = Predictor(
         net, samples=samples, seed=seed, batch_size=batch_size, prepare=prepare, recalibrate_on=reference
     )
     if isinstance(net.head, GaussianHead):
         if ood is not None or corruptions or temper_on is not None:
             raise ValueError("ood, corruptions and temper_on are for classification, but net has a regression head")
-        result, seen = _evaluate_regression(predictor, test, target_scale)
+        result, seen = _evaluate_regression(predictor, test, target_scale, tell)
     else:
         if target_scale is not None:
             raise ValueError("target_scale is for regression, but net has a classification head")
-        result, seen = _evaluate_classification(predictor, test, ood, corruptions, bins)
+        result, seen = _evaluate_classification(predictor, test, ood, corruptions, bins, tell)
         if temper_on is not None:
-            result["tempered"] = _evaluate_tempered(predictor, test, temper_on, bins)
+            result["tempered"] = _evaluate_tempered(predictor, test, temper_on, bins, tell)
     settings = {
         "examples": len(test.x),
         "samples": samples,
@@ -167,17 +175,17 @@ def evaluate(
 
 
 def _evaluate_classification(
-    predictor: Predictor, test: Split, ood: Split | None, corruptions: bool, bins: int
+    predictor: Predictor, test: Split, ood: Split | None, corruptions: bool, bins: int, tell: Told
 ) -> tuple[dict[str, Any], Details]:
     if corruptions:
         require_images(test.x, "test.x")  # before the work begins
     y = test.y.cpu()
-    seen = {mode: predictor.classify(mode, test.x, test.y) for mode in predictor.modes}
+    seen = {mode: predictor.classify(mode, test.x, test.y) for mode in _told(predictor.modes, tell)}
     result: dict[str, Any] = {mode: score_classification(given, y, bins) for mode, given in seen.items()}
     result["curves"] = {mode: _curves(given.probs, y, bins) for mode, given in seen.items()}
     outside: dict[str, Classified] = {}
     if ood is not None:
-        outside = {mode: predictor.classify(mode, ood.x) for mode in predictor.modes}
+        outside = {mode: predictor.classify(mode, ood.x) for mode in _told(predictor.modes, tell, "ood, ")}
         result["ood"] = {"examples": len(ood.x)} | {
             mode: {
                 "entropy": score_detection(seen[mode].entropy, outside[mode].entropy),
@@ -186,29 +194,38 @@ def _evaluate_classification(
             for mode in predictor.modes
         }
     if corruptions:
-        result["corruptions"] = _evaluate_corruptions(predictor, test.x, y, bins)
+        result["corruptions"] = _evaluate_corruptions(predictor, test.x, y, bins, tell)
     return result, Details(y, seen, outside)
 
 
-def _evaluate_tempered(predictor: Predictor, test: Split, held_out: Split, bins: int) -> dict[str, dict[str, float]]:
+def _told(modes: Sequence[str], tell: Told, what: str = "") -> Iterator[str]:
+    """The modes one by one, each told before its turn."""
+    for mode in modes:
+        tell(f"{what}{mode.replace('_', ', ')}")
+        yield mode
+
+
+def _evaluate_tempered(
+    predictor: Predictor, test: Split, held_out: Split, bins: int, tell: Told
+) -> dict[str, dict[str, float]]:
     """By mode: the temperature, and the scores with it."""
     result = {}
-    for mode in predictor.modes:
+    for mode in _told(predictor.modes, tell, "temperature, "):
         temperature = fit_temperature(predictor.log_probs(mode, held_out.x), held_out.y.cpu())
         probs = temper(predictor.log_probs(mode, test.x), temperature)
         result[mode] = {"temperature": temperature, **score_probabilities(probs, test.y.cpu(), bins)}
     return result
 
 
-def _evaluate_corruptions(predictor: Predictor, x: Tensor, y: Tensor, bins: int) -> dict[str, Any]:
+def _evaluate_corruptions(predictor: Predictor, x: Tensor, y: Tensor, bins: int, tell: Told) -> dict[str, Any]:
     """By kind: the "strengths", and for each mode lists of scores with one entry a strength."""
     result: dict[str, Any] = {}
     for kind, strengths in STRENGTHS.items():
         rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in predictor.modes}
-        for strength in strengths:
+        for number, strength in enumerate(strengths, 1):
             generator = torch.Generator(x.device).manual_seed(predictor.seed)
             corrupted = corrupt(x, kind, strength, generator)
-            for mode in predictor.modes:
+            for mode in _told(predictor.modes, tell, f"{kind} {number} of {len(strengths)}, "):
                 probs = predictor.classify(mode, corrupted, split=False).probs
                 rows[mode].append(score_probabilities(probs, y, bins))
         result[kind] = {"strengths": strengths} | {
@@ -217,12 +234,14 @@ def _evaluate_corruptions(predictor: Predictor, x: Tensor, y: Tensor, bins: int)
     return result
 
 
-def _evaluate_regression(predictor: Predictor, test: Split, scale: Scale | None) -> tuple[dict[str, Any], Details]:
+def _evaluate_regression(
+    predictor: Predictor, test: Split, scale: Scale | None, tell: Told
+) -> tuple[dict[str, Any], Details]:
     predictor.net.head.require_targets(test.y, len(test.x))
     shift, unit = (0.0, 1.0) if scale is None else scale
     if not bool((torch.as_tensor(unit) > 0).all()):
         raise ValueError(f"target_scale must have a positive standard deviation, got {unit}")
-    seen = {mode: predictor.regress(mode, test.x, test.y, shift, unit) for mode in predictor.modes}
+    seen = {mode: predictor.regress(mode, test.x, test.y, shift, unit) for mode in _told(predictor.modes, tell)}
     y = test.y.cpu()
     return {mode: score_regression(given, y) for mode, given in seen.items()}, Details(y, seen, {})
 

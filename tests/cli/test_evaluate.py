@@ -183,7 +183,9 @@ def test_report(bqn, home, monkeypatch):
     done = bqn("report", home.classifier, "--ood", "kmnist", "--samples", 7, "--out", "page.html", "--device", "cpu")
     assert done == (0, "page [1].html\n", "")
     options = {"data_dir": None, "ood": "kmnist", "corruptions": False, "samples": 7, "seed": 0, "device": "cpu"}
-    assert asked == [(home.classifier, Path("page.html"), options)]
+    ((run, out, given),) = asked
+    assert callable(given.pop("tell"))
+    assert (run, out, given) == (home.classifier, Path("page.html"), options)
 
 
 def test_report_of_a_run(bqn, run):

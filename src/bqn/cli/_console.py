@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -77,7 +77,10 @@ def complain(text: str) -> None:
 
 
 @contextmanager
-def working(text: str) -> Iterator[None]:
-    """Show on a terminal that something is under way; elsewhere nothing. Of several processes the first shows it."""
-    with err.status(Text(text)) if is_first() else nullcontext():
-        yield
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal that something is under way; elsewhere nothing. Of several processes the first shows it.
+
+    Yields a function that says in words how far it has come.
+    """
+    with err.status(Text(text)) if is_first() else nullcontext() as status:
+        yield lambda what: None if status is None else status.update(Text(f"{text}: {what}"))

@@ -77,7 +77,7 @@ def evaluate(
     judged = judge(run, choose_device(device), data, data_dir, part)
     _require_sense(judged, ood, corruptions, recalibrate, temper)
     outside = None if ood is None else load_outside(judged, ood, data_dir)
-    with working(f"evaluating {run} on {judged.name}"):
+    with working(f"evaluating {run} on {judged.name}") as tell:
         result = score(
             judged,
             samples=samples,
@@ -88,6 +88,7 @@ def evaluate(
             corruptions=corruptions,
             recalibrate_on=judged.training if recalibrate else None,
             temper_on=judged.validation if temper else None,
+            tell=tell,
         )
     if ood is not None:
         result["ood"]["data"] = ood

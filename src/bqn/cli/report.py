@@ -34,8 +34,16 @@ def report(
 
     require_folder(run)
     where = str(choose_device(device))
-    with working(f"writing a report on {run}"):
+    with working(f"writing a report on {run}") as tell:
         path = page.write(
-            run, out, data_dir=data_dir, ood=ood, corruptions=corruptions, samples=samples, seed=seed, device=where
+            run,
+            out,
+            data_dir=data_dir,
+            ood=ood,
+            corruptions=corruptions,
+            samples=samples,
+            seed=seed,
+            device=where,
+            tell=tell,
         )
     show(str(path))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from bqn.data import DataError, Dataset, load
-from bqn.evaluation import evaluate
+from bqn.evaluation import Told, evaluate
 from bqn.nn import BatchNorm1d, BatchNorm2d
 from bqn.report.collection import collect
 from bqn.report.rendering import render
@@ -26,6 +26,7 @@ def write(
     samples: int = 5,
     seed: int = 0,
     device: str = "cpu",
+    tell: Told | None = None,
 ) -> Path:
     """Evaluate a run on its test examples and write a page about it.
 
@@ -44,6 +45,8 @@ def write(
         Networks drawn for the MC modes; the report is the same for the same seed.
     device : str
         Where to evaluate.
+    tell : function or None
+        As for `bqn.evaluation.evaluate`.
 
     Returns
     -------
@@ -70,6 +73,7 @@ def write(
         corruptions=corruptions,
         prepare=run.preprocessing.input,
         target_scale=run.preprocessing.target_scale,
+        tell=tell,
         details=True,
     )
     page = collect(run, dataset, result, details, title=folder.resolve().name, ood=outside)
