@@ -125,6 +125,43 @@ def test_moments_of_an_image_are_kept_rounded_around_their_centre(around: float,
     assert float((ours - expected).norm() / expected.norm()) < 0.01
 
 
+@pytest.mark.parametrize("geometry", [None, *CONV])
+@pytest.mark.parametrize("weights", [(-1.0, 1.0), (-1.0, 0.0, 1.0)])
+@pytest.mark.parametrize("centred", [False, True])
+def test_more_than_two_levels_take_three_products_in_half_precision(
+    geometry: products.Geometry | None, weights: tuple[float, ...], centred: bool, monkeypatch
+) -> None:
+    (x, _, centre), _ = operands(geometry, True)
+    generator = torch.Generator().manual_seed(1)
+    shape = (7, 40) if geometry is None else (4, 16, 3, 3)
+    logits = 2 * torch.randn((*shape, len(weights)), generator=generator, dtype=torch.float64)
+    inputs = torch.randn((*x.shape, 3), generator=generator, dtype=torch.float64)
+    multiplied: list[torch.dtype] = []
+    plain = half.product
+
+    def product(x: Tensor, weight: Tensor, geometry: products.Geometry | None) -> Tensor:
+        multiplied.append(x.dtype)
+        return plain(x, weight, geometry)
+
+    def both(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        leaves = [tensor.to(DEVICE, dtype).requires_grad_() for tensor in (inputs, logits)]
+        belief = bqn.Categorical.of_logits(leaves[0], (-1.0, 0.0, 1.0))
+        weight = bqn.Categorical.of_logits(leaves[1], weights)
+        middle = centre.to(DEVICE, dtype) if centred else None
+        mean, var = clt._moments_in_working_precision(belief, weight, None, geometry, middle)
+        assert mean.dtype == var.dtype == dtype
+        gradients = torch.autograd.grad((mean.sin() + mean * var.log()).sum(), leaves)
+        return mean.detach(), var.detach(), *gradients
+
+    expected = both(torch.float64)
+    monkeypatch.setattr(half, "product", product)
+    with half.lowered():
+        ours = both(torch.float32)
+    assert multiplied == [torch.bfloat16] * 3
+    for low, full in zip(ours, expected, strict=True):
+        assert float((low.double() - full).norm() / full.norm()) < 0.015
+
+
 def test_half_precision_does_not_begin_by_itself() -> None:
     """An image in bfloat16 is raised where the network is in float32."""
     net = bqn.models.cnn((1, 8, 8), 3, (16, 16), 32).to(DEVICE)
@@ -134,7 +171,13 @@ def test_half_precision_does_not_begin_by_itself() -> None:
 
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize(
-    "make", [lambda: bqn.models.mlp(20, 3, (40, 30)), lambda: bqn.models.cnn((1, 8, 8), 3, (16, 16), 32)]
+    "make",
+    [
+        lambda: bqn.models.mlp(20, 3, (40, 30)),
+        lambda: bqn.models.cnn((1, 8, 8), 3, (16, 16), 32),
+        lambda: bqn.models.mlp(20, 3, (40, 30), levels=bqn.TERNARY, activations=bqn.TERNARY),
+        lambda: bqn.models.cnn((1, 8, 8), 3, (16, 16), 32, levels=bqn.TERNARY, activations=bqn.TERNARY),
+    ],
 )
 def test_a_whole_network_trains_alike(make) -> None:
     """The objective in mixed precision is that of full precision within a percent; its gradient points the same way."""

@@ -135,15 +135,20 @@ def _moments(
     x: Belief, weight: Categorical, bias: Tensor | None, geometry: Geometry | None, centre: Tensor | None = None,
     constant: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`M μ + bias` and `S ν + V (μ - centre)² + constant` with as few products as the levels allow; see `_squares`."""
+    """`M μ + bias` and `S ν + V (μ - centre)² + constant` with as few products as the levels allow; see `_squares`.
+
+    In half precision with three, whose terms are positive, where two would be a difference of large numbers.
+    """
     mean = mean_of(x)
     input_square = x.constant_square if isinstance(x, Categorical) else None
     weight_square = weight.constant_square
-    if weight_square is None and (input_square is None or centre is not None):
-        noise, var = product(_squares(mean, centre, geometry), weight.var, geometry), var_of(x)
+    low = half.applies(geometry, mean) and (geometry is not None or weight.mean.dim() == 2)
+    if low or (weight_square is None and (input_square is None or centre is not None)):
+        multiply = half.raised_product if low else product
+        noise, var = multiply(_squares(mean, centre, geometry), weight.var, geometry), var_of(x)
         if var is not None:
-            noise = noise + product(var, weight.mean.square() + weight.var, geometry)
-        return product(mean, weight.mean, geometry, bias), noise + constant
+            noise = noise + multiply(var, weight.mean.square() + weight.var, geometry)
+        return multiply(mean, weight.mean, geometry, bias), noise + constant
     if weight_square is not None and _compiled(x, weight, bias, geometry, centre):
         return compiled.moments(mean, centre, weight.mean, weight.var, bias, weight_square, input_square)
     total = _constant_part(x, centre, weight, geometry, input_square, weight_square) + constant

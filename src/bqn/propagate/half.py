@@ -290,6 +290,13 @@ def product(x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
     return result if result.dtype == x.dtype else result.to(x.dtype)
 
 
+def raised_product(x: Tensor, weight: Tensor, geometry: Geometry | None, bias: Tensor | None = None) -> Tensor:
+    """The same of operands in full precision, which are rounded for it; so is the result, before it is raised again."""
+    low = _low(x, geometry)
+    result = product(low, low_weight(weight, low, geometry), geometry).to(weight.dtype)
+    return result if bias is None else result + per_unit(bias, geometry)
+
+
 def transposed(
     grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None, need_x: bool
 ) -> tuple[Tensor | None, Tensor]:
