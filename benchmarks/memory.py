@@ -91,12 +91,17 @@ def kept_bytes(net: nn.Module, loss: Loss) -> int:
     return total
 
 
-def peak_bytes(net: nn.Module, loss: Loss) -> int:
-    loss().backward()  # libraries set themselves up
+def settle(net: nn.Module, loss: Loss) -> None:
+    """One step, in which libraries set themselves up, and nothing left of it."""
+    loss().backward()
     net.zero_grad(set_to_none=True)
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+
+
+def peak_bytes(net: nn.Module, loss: Loss) -> int:
+    settle(net, loss)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     loss().backward()
@@ -109,22 +114,19 @@ def at_peak(trace: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     `trace` is what torch notes of its allocator, one entry an event.
     """
-    live, now, most, moment = dict[int, int](), 0, 0, -1
-    for position, event in enumerate(trace):
-        if event["action"] == "alloc":
-            live[event["addr"]] = event["size"]
-            now += event["size"]
-        elif event["action"] == "free_requested":
-            now -= live.pop(event["addr"], 0)  # what was there before the trace began is not counted
-        most, moment = (now, position) if now > most else (most, moment)
     held: dict[int, dict[str, Any]] = {}
-    for event in trace[: moment + 1]:
+    at_most: list[dict[str, Any]] = []
+    now = most = 0
+    for event in trace:
         if event["action"] == "alloc":
             held[event["addr"]] = event
-        elif event["action"] == "free_requested":
-            held.pop(event["addr"], None)
+            now += event["size"]
+        elif event["action"] == "free_requested" and event["addr"] in held:  # what was there before does not count
+            now -= held.pop(event["addr"])["size"]
+        if now > most:
+            most, at_most = now, list(held.values())
     places: dict[str, dict[str, Any]] = {}
-    for event in held.values():
+    for event in at_most:
         place = place_of(event.get("frames", []))
         row = places.setdefault(place, {"place": place, "bytes": 0, "pieces": 0})
         row["bytes"] += event["size"]
@@ -143,10 +145,7 @@ def place_of(frames: list[dict[str, Any]]) -> str:
 def profiled(model: str, batch: int, low: bool, network: str) -> dict[str, Any]:
     pixels, y = examples(model, batch, "cuda")
     net, loss = (plain if network == "plain" else ours)(model, pixels, y, low)
-    loss().backward()  # libraries set themselves up
-    net.zero_grad(set_to_none=True)
-    gc.collect()
-    torch.cuda.empty_cache()
+    settle(net, loss)
     torch.cuda.memory._record_memory_history(stacks="python", max_entries=1_000_000)
     loss().backward()
     torch.cuda.synchronize()

@@ -44,8 +44,8 @@ def compare(
     _require_one_task(judged)
     results = []
     for each in judged:
-        with working(f"evaluating {each.path} on {each.name}"):
-            results.append(score(each, samples=samples, seed=seed, batch_size=batch_size))
+        with working(f"evaluating {each.path} on {each.name}") as tell:
+            results.append(score(each, samples=samples, seed=seed, batch_size=batch_size, tell=tell))
     if as_json:
         show_json({"runs": results})
         return

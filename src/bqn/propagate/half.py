@@ -6,7 +6,8 @@ For weights ±a of mean M and variance V = a² - M², and inputs of mean μ and 
     var = a² Σ ν + V μ²
 
 where every term is positive, so that its relative error is that of bfloat16, under one percent. The sum of ν needs no
-product: it is a sum over channels and over the window. Products accumulate in float32.
+product: it is a sum over channels and over the window. Products accumulate in float32. Weights or inputs of more levels
+take a third product in its place, S ν with S = E[θ²], and hand on float32 (`clt`, `raised_product`).
 
 Batch norm's question for the noise within the batch takes a centre c out of μ. In a matrix product that happens before
 squaring, and every term stays positive. In a convolution V (μ - c)² is V μ (μ - 2c) with V c² as a constant (`clt`), so
