@@ -14,7 +14,7 @@ from bqn.reproduction import paper, records, tables
 REMARKS: Mapping[tuple[str, str, str], str] = {
     ("cnn", "fashion-mnist", "paper"): (
         "The pass takes positions for independent, and what it learns holds for independent ones. Sampled networks are "
-        "far behind it, recalibrated too: MC-5 has 312.9 / 10.57, on MNIST 24.4 / 0.67, on KMNIST 142.1 / 3.77. The "
+        "far behind it, recalibrated too: MC-5 has 296.3 / 10.43, on MNIST 27.8 / 0.74, on KMNIST 142.1 / 3.80. The "
         "same recipe with positions that err together had analytic 230.9 / 8.57, MC-5 237.1 / 9.01 and MAP "
         "247.8 / 9.33 on Fashion-MNIST, 23.6 / 0.72, 25.0 / 0.76 and 28.5 / 0.91 on MNIST (commit ca6d458)."
     ),
