@@ -67,13 +67,13 @@ def test_kernels_are_the_passes(monkeypatch: pytest.MonkeyPatch, name: str, cent
 def test_tiles_of_several_rows(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(half, "kernels_take", lambda *_: True)
     alone = moments_and_gradients(name, True, True)
-    monkeypatch.setattr(half_kernels, "_tile", lambda *_: {"ROWS": 4, "CHANNELS": 8})
+    monkeypatch.setattr(half_kernels, "tile_for", lambda *_: {"ROWS": 4, "CHANNELS": 8})
     assert_alike(moments_and_gradients(name, True, True), alone)
 
 
 def test_tiles_suit_the_shape() -> None:
-    assert half_kernels._tile(128, 102_400) == {"ROWS": 16, "CHANNELS": 128}
-    assert half_kernels._tile(8192, 100) == {"ROWS": 1, "CHANNELS": 1024}
+    assert half_kernels.tile_for(128, 102_400) == {"ROWS": 16, "CHANNELS": 128}
+    assert half_kernels.tile_for(8192, 100) == {"ROWS": 1, "CHANNELS": 1024}
 
 
 @pytest.mark.parametrize("name", ["odd", "convolution"])

@@ -25,8 +25,8 @@ from bqn.propagate import half
 if TYPE_CHECKING:
     from bqn.propagate.products import Geometry
 
-_BLOCK = 1024
-_CHUNKS = 16  # partial sums over the units, for the gradient of the centre
+BLOCK = 1024
+CHUNKS = 16  # partial sums over the units, for the gradient of the centre
 
 
 @triton.jit
@@ -157,13 +157,13 @@ def _by_weight_kernel(
         tl.store(down_ptr + chunk * size + index, down, mask=mask)
 
 
-def _tile(channels: int, rows: int, elements: int = 2048) -> dict[str, int]:
+def tile_for(channels: int, rows: int, elements: int = 2048) -> dict[str, int]:
     """About so many elements, whole rows if they are short; few rows where there are few."""
-    width = min(_BLOCK, triton.next_power_of_2(channels))
+    width = min(BLOCK, triton.next_power_of_2(channels))
     return {"ROWS": max(1, min(elements // width, triton.next_power_of_2(max(rows // 256, 1)))), "CHANNELS": width}
 
 
-def _like(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def like(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
     return torch.empty(shape, dtype=dtype, device=device, memory_format=layout)
 
@@ -176,7 +176,7 @@ def _noise_inputs(
     rows = x.numel() // channels
     noise = torch.empty_like(x)
     doubt = torch.empty((x.shape[0], 1, *x.shape[2:]) if input_square is not None else 0, device=x.device)
-    tile = _tile(channels, rows)
+    tile = tile_for(channels, rows)
     _inputs_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
         x, x if middle is None else middle, noise, doubt, rows, channels, weight_square,
         0.0 if input_square is None else input_square, SHIFTED=middle is not None, PADDED=geometry is not None,
@@ -190,16 +190,16 @@ def _noise_weights(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """M rounded, V rounded, and per unit what V makes of the constant square (empty without one)."""
     centred = constant_square is not None
-    mean, noise = (_like(tuple(weight.shape), dtype, weight.device) for _ in range(2))
+    mean, noise = (like(tuple(weight.shape), dtype, weight.device) for _ in range(2))
     constant = torch.empty(weight.shape[0] if centred else 0, device=weight.device)
     _weights_kernel[(weight.shape[0],)](
         weight, weight if constant_square is None else constant_square, mean, noise, constant, weight.shape[1],
-        weight.shape[2:].numel(), weight_square, CENTRED=centred, BLOCK=_BLOCK,
+        weight.shape[2:].numel(), weight_square, CENTRED=centred, BLOCK=BLOCK,
     )  # fmt: skip
     return mean, noise, constant
 
 
-def _centres(centre: Tensor | None, geometry: Geometry | None) -> tuple[Tensor | None, Tensor | None]:
+def centres(centre: Tensor | None, geometry: Geometry | None) -> tuple[Tensor | None, Tensor | None]:
     """The centre of each channel, and the constant square of a convolution."""
     if centre is None or geometry is None:
         return None if centre is None else centre.contiguous(), None
@@ -212,16 +212,16 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `half.moments`, from an x of half precision, contiguous or channels last, and a float32 weight and centre."""
     weight = weight.contiguous()
-    middle, constant_square = _centres(centre, geometry)
+    middle, constant_square = centres(centre, geometry)
     noise_input, doubt = _noise_inputs(x, middle, weight_square, input_square, geometry)
     low, noise_weight, constant = _noise_weights(weight, constant_square, weight_square, x.dtype)
     mean, var = half.product(x, low, geometry), half.product(noise_input, noise_weight, geometry)
     if input_square is not None:
         doubt = half._window_sum(doubt, weight, geometry).contiguous()
-    var = _dense(var, geometry)
-    _finish_kernel[(triton.cdiv(var.numel(), _BLOCK),)](
+    var = dense(var, geometry)
+    _finish_kernel[(triton.cdiv(var.numel(), BLOCK),)](
         var, doubt, constant, var.numel(), var.shape[1], DOUBT=input_square is not None, CENTRED=constant.numel() > 0,
-        BLOCK=_BLOCK,
+        BLOCK=BLOCK,
     )  # fmt: skip
     return mean, var
 
@@ -232,33 +232,33 @@ def backward(
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:  # fmt: skip
     """Gradients by x, by the weight in float32, and by the centre."""
     weight = weight.contiguous()
-    middle, constant_square = _centres(centre, geometry)
+    middle, constant_square = centres(centre, geometry)
     noise_input, _ = _noise_inputs(x, middle, weight_square, None, geometry)
     low, noise_weight, _ = _noise_weights(weight, constant_square, weight_square, x.dtype)
     by_mean, mean_weight = half.transposed(grad_mean, x, low, geometry, need_x)
     by_noise, var_weight = half.transposed(grad_var, noise_input, noise_weight, geometry, need_x)
     by_row = by_unit = grad_x = grad_centre = None
     if constant_square is not None or (need_x and input_square is not None):
-        by_row, by_unit = _sums(_dense(grad_var, geometry), constant_square is not None)
+        by_row, by_unit = sums(dense(grad_var, geometry), constant_square is not None)
     if by_mean is not None and by_noise is not None:
-        by_mean, by_noise = _dense(by_mean, geometry), _dense(by_noise, geometry)
+        by_mean, by_noise = dense(by_mean, geometry), dense(by_noise, geometry)
         doubt = None
         if input_square is not None and by_row is not None:
             doubt = half.spread_over_inputs(by_row, x, weight, geometry).contiguous()
         grad_x, grad_centre = _by_input(by_mean, by_noise, x, middle, doubt, weight_square, geometry)
     grad_weight, shared = _by_weight(
-        _dense(mean_weight, geometry), _dense(var_weight, geometry), weight, constant_square, by_unit, weight_square
+        dense(mean_weight, geometry), dense(var_weight, geometry), weight, constant_square, by_unit, weight_square
     )
     if grad_centre is not None and shared is not None and centre is not None:
         grad_centre = half.by_centre(grad_centre, shared, centre)
     return grad_x, grad_weight, grad_centre
 
 
-def _sums(grad_var: Tensor, over_rows: bool) -> tuple[Tensor, Tensor | None]:
+def sums(grad_var: Tensor, over_rows: bool) -> tuple[Tensor, Tensor | None]:
     """The gradients by the variance, added up over the units, `(N, 1, ...)`, and over all rows of a unit if asked."""
     units = grad_var.shape[1]
     rows = grad_var.numel() // units
-    tile = _tile(units, rows, 8192)
+    tile = tile_for(units, rows, 8192)
     blocks = triton.cdiv(rows, tile["ROWS"])
     by_row = torch.empty((grad_var.shape[0], 1, *grad_var.shape[2:]), device=grad_var.device)
     down = torch.empty((blocks, units) if over_rows else 0, device=grad_var.device)
@@ -272,7 +272,7 @@ def _by_input(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """By x, and by the centre of each channel through the inputs; `doubt` is by the doubt of each row."""
     channels = x.shape[1]
-    rows, tile = x.numel() // channels, _tile(channels, x.numel() // channels)
+    rows, tile = x.numel() // channels, tile_for(channels, x.numel() // channels)
     blocks = triton.cdiv(rows, tile["ROWS"])
     down = torch.empty((blocks, channels) if middle is not None else 0, device=x.device)
     out = torch.empty_like(x)
@@ -290,7 +290,7 @@ def _by_weight(
     """By the weight, and by the constant square; `by_unit` is by the variance of each unit in all rows together."""
     units, channels, size = weight.shape[0], weight.shape[1], weight.shape[1:].numel()
     centred = constant_square is not None
-    chunks = _CHUNKS if centred else min(units, 128)
+    chunks = CHUNKS if centred else min(units, 128)
     down = torch.empty((chunks, *weight.shape[1:]) if centred else 0, device=weight.device)
     out = torch.empty_like(weight)
     _by_weight_kernel[(triton.cdiv(size, 256), chunks)](
@@ -301,6 +301,6 @@ def _by_weight(
     return out, down.sum(0) if centred else None
 
 
-def _dense(tensor: Tensor, geometry: Geometry | None) -> Tensor:
+def dense(tensor: Tensor, geometry: Geometry | None) -> Tensor:
     layout = torch.contiguous_format if geometry is None else torch.channels_last
     return tensor.contiguous(memory_format=layout)

@@ -8,7 +8,7 @@ A tile of x is read once and squared in registers. The weights are read as they 
 registers too: rounded first, a weight that is nearly certain would lose its V. Where many tiles of x meet the same
 weights, M and V are rounded beforehand instead, in one pass (`rounded`), since each tile would do it again.
 
-Sums are float32. If there are too few tiles to fill a GPU, the sum over the inputs is split, and `_finish_kernel` adds
+Sums are float32. If there are too few tiles to fill a GPU, the sum over the inputs is split, and `finish_kernel` adds
 the parts in a fixed order: results do not depend on the order in which blocks run. Places are counted in 32 bits, which
 spares registers; `fits` says whether that is enough, `pays` whether products of the library would be faster.
 
@@ -26,8 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 1024
-_PROCESSORS = 132  # of a Hopper GPU; says only from when on a sum is split
+BLOCK = 1024  # elements of a pass at a time
+PROCESSORS = 132  # of a Hopper GPU; says only from when on a sum is split
 
 
 class Tiles(NamedTuple):
@@ -70,16 +70,16 @@ class Plan(NamedTuple):
 def plan(rows: int, units: int, inputs: int) -> Plan:
     """The usual plan for `(rows, inputs)` times `(units, inputs)`; `benchmarks/pair_of_products.py` compares all."""
     large, narrow, small = CHOICES[0], CHOICES[4], CHOICES[5]
-    by_weight = large if units * inputs >= _PROCESSORS * large.rows * large.columns else small
+    by_weight = large if units * inputs >= PROCESSORS * large.rows * large.columns else small
     if rows > 256:
-        forward = large if rows * units >= _PROCESSORS * large.rows * large.columns // 2 else small
-        by_input = large if rows * inputs >= _PROCESSORS * large.rows * large.columns // 2 else small
+        forward = large if rows * units >= PROCESSORS * large.rows * large.columns // 2 else small
+        by_input = large if rows * inputs >= PROCESSORS * large.rows * large.columns // 2 else small
         return Plan(forward, by_input, by_weight, True)
     return Plan(narrow, narrow, by_weight, False)
 
 
 @triton.jit
-def _tile_of(first, second, GROUP: tl.constexpr):
+def tile_of(first, second, GROUP: tl.constexpr):
     """Row and column of this block's tile; neighbours in time share rows and columns, and find them in the cache."""
     block = tl.program_id(0)
     width = GROUP * second
@@ -89,7 +89,7 @@ def _tile_of(first, second, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _add_product(total, a, b, WIDE: tl.constexpr):
+def add_product(total, a, b, WIDE: tl.constexpr):
     """Triton's interpreter takes bfloat16 for integers here: there the rounded numbers are multiplied in full."""
     if WIDE:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
@@ -120,7 +120,7 @@ def _forward_kernel(
     square, input_square, CENTRED: tl.constexpr, DOUBT: tl.constexpr, SPLIT: tl.constexpr, ROUNDED: tl.constexpr,
     WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    tile, column = _tile_of(tl.cdiv(rows, ROWS), tl.cdiv(units, COLUMNS), 8)
+    tile, column = tile_of(tl.cdiv(rows, ROWS), tl.cdiv(units, COLUMNS), 8)
     split = tl.program_id(1)
     row = tile * ROWS + tl.arange(0, ROWS)
     unit = column * COLUMNS + tl.arange(0, COLUMNS)
@@ -142,8 +142,8 @@ def _forward_kernel(
             known += tl.sum(wide * wide, 1)
         if CENTRED:
             wide -= tl.load(centre_ptr + term, mask=there, other=0.0)[None, :]
-        mean = _add_product(mean, x, weight, WIDE)
-        var = _add_product(var, (wide * wide).to(x.dtype), noise, WIDE)
+        mean = add_product(mean, x, weight, WIDE)
+        var = add_product(var, (wide * wide).to(x.dtype), noise, WIDE)
     if DOUBT:
         var += square * (input_square * (last - first) - known)[:, None]
     where = row[:, None] * units + unit[None, :]
@@ -157,7 +157,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _finish_kernel(part_mean_ptr, part_var_ptr, mean_ptr, var_ptr, size, parts, BLOCK: tl.constexpr):
+def finish_kernel(part_mean_ptr, part_var_ptr, mean_ptr, var_ptr, size, parts, BLOCK: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < size
     mean = tl.zeros((BLOCK,), tl.float32)
@@ -175,7 +175,7 @@ def _by_input_kernel(
     rows, units, inputs, x_row, x_column, square, CENTRED: tl.constexpr, DOUBT: tl.constexpr, ROUNDED: tl.constexpr,
     WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    tile, column = _tile_of(tl.cdiv(rows, ROWS), tl.cdiv(inputs, COLUMNS), 8)
+    tile, column = tile_of(tl.cdiv(rows, ROWS), tl.cdiv(inputs, COLUMNS), 8)
     row = tile * ROWS + tl.arange(0, ROWS)
     place = column * COLUMNS + tl.arange(0, COLUMNS)
     grad_start = (row % rows)[:, None] * units
@@ -188,8 +188,8 @@ def _by_input_kernel(
         by_var = tl.load(by_var_ptr + grad_start + unit[None, :], mask=there[None, :], other=0.0)
         where = unit[:, None] * inputs + (place % inputs)[None, :]
         weight, noise = _weight_tiles(weight_ptr, noise_ptr, where, there[:, None], square, ROUNDED, by_mean.dtype)
-        through_mean = _add_product(through_mean, by_mean, weight, WIDE)
-        through_noise = _add_product(through_noise, by_var, noise, WIDE)
+        through_mean = add_product(through_mean, by_mean, weight, WIDE)
+        through_noise = add_product(through_noise, by_var, noise, WIDE)
     mask = (row < rows)[:, None] & (place < inputs)[None, :]
     x_where = row[:, None] * x_row + place[None, :] * x_column
     x = tl.load(x_ptr + x_where, mask=mask, other=0.0).to(tl.float32)
@@ -211,7 +211,7 @@ def _by_weight_kernel(
     CENTRED: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     # The tile lies transposed, (inputs, units): so the tensor cores take the squares of x from registers.
-    tile, column = _tile_of(tl.cdiv(inputs, ROWS), tl.cdiv(units, COLUMNS), 8)
+    tile, column = tile_of(tl.cdiv(inputs, ROWS), tl.cdiv(units, COLUMNS), 8)
     place = tile * ROWS + tl.arange(0, ROWS)
     unit = column * COLUMNS + tl.arange(0, COLUMNS)
     through_mean = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -229,8 +229,8 @@ def _by_weight_kernel(
         wide = x.to(tl.float32)
         if CENTRED:
             wide -= centre  # rows beyond the last have no gradient, so what they hold does not matter
-        through_mean = _add_product(through_mean, x, by_mean, WIDE)
-        through_noise = _add_product(through_noise, (wide * wide).to(x.dtype), by_var, WIDE)
+        through_mean = add_product(through_mean, x, by_mean, WIDE)
+        through_noise = add_product(through_noise, (wide * wide).to(x.dtype), by_var, WIDE)
     where = unit[None, :] * inputs + place[:, None]
     mask = (place < inputs)[:, None] & (unit < units)[None, :]
     weight = tl.load(weight_ptr + where, mask=mask, other=0.0)
@@ -240,25 +240,27 @@ def _by_weight_kernel(
 _INTERPRETED = not isinstance(_forward_kernel, triton.runtime.JITFunction)
 
 
-def _sizes(tiles: Tiles) -> dict[str, int | bool]:
+def sizes_of(tiles: Tiles) -> dict[str, int | bool]:
     return {
         "ROWS": tiles.rows, "COLUMNS": tiles.columns, "TERMS": tiles.terms, "num_warps": tiles.warps,
         "num_stages": tiles.stages, "WIDE": _INTERPRETED,
     }  # fmt: skip
 
 
-def _blocks(rows: int, columns: int, tiles: Tiles) -> int:
+def blocks_of(rows: int, columns: int, tiles: Tiles) -> int:
     return int(triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns))
 
 
-def _parts(blocks: int, inputs: int, tiles: Tiles) -> int:
-    """In how many parts a sum is split: enough to fill the GPU, each of at least four steps."""
-    return max(1, min(_PROCESSORS // max(blocks, 1), inputs // (4 * tiles.terms)))
+def split_of(blocks: int, inputs: int, tiles: Tiles) -> tuple[int, int]:
+    """In how many parts a sum is split, and the terms of each: enough to fill the GPU, each of at least four steps."""
+    parts = max(1, min(PROCESSORS // max(blocks, 1), inputs // (4 * tiles.terms)))
+    each = triton.cdiv(triton.cdiv(inputs, parts), tiles.terms) * tiles.terms
+    return max(1, triton.cdiv(inputs, each)) if each else 1, each
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether all places can be counted in 32 bits, splits of the sum included."""
-    largest = max(x.shape[0] * weight.shape[0] * _PROCESSORS, weight.numel(), x.shape[0] * x.stride(0))
+    largest = max(x.shape[0] * weight.shape[0] * PROCESSORS, weight.numel(), x.shape[0] * x.stride(0))
     return largest < 2**31
 
 
@@ -277,7 +279,7 @@ def rounded(weight: Tensor, weight_square: float, dtype: torch.dtype) -> tuple[T
     mean, noise = (torch.empty_like(weight, dtype=dtype) for _ in range(2))
     size = weight.numel()
     if size:
-        _round_kernel[(triton.cdiv(size, _BLOCK),)](weight, mean, noise, weight_square, size, BLOCK=_BLOCK)
+        _round_kernel[(triton.cdiv(size, BLOCK),)](weight, mean, noise, weight_square, size, BLOCK=BLOCK)
     return mean, noise
 
 
@@ -301,10 +303,8 @@ def forward(
     chosen = chosen or plan(rows, units, inputs)
     tiles, weight = chosen.forward, weight.contiguous()
     low, noise = rounded(weight, weight_square, x.dtype) if chosen.rounded else (weight, weight)
-    blocks = _blocks(rows, units, tiles)
-    parts = _parts(blocks, inputs, tiles)
-    each = triton.cdiv(triton.cdiv(inputs, parts), tiles.terms) * tiles.terms
-    parts = max(1, triton.cdiv(inputs, each)) if each else 1
+    blocks = blocks_of(rows, units, tiles)
+    parts, each = split_of(blocks, inputs, tiles)
     into = (mean, var)
     if parts > 1:
         whole = torch.empty(2, parts, rows, units, device=x.device)
@@ -312,10 +312,10 @@ def forward(
     _forward_kernel[(blocks, parts)](
         x, low, noise, x if centre is None else centre, *into, rows, units, inputs, x.stride(0), x.stride(1), each,
         weight_square, 0.0 if input_square is None else input_square, CENTRED=centre is not None,
-        DOUBT=input_square is not None, SPLIT=parts > 1, ROUNDED=chosen.rounded, **_sizes(tiles),
+        DOUBT=input_square is not None, SPLIT=parts > 1, ROUNDED=chosen.rounded, **sizes_of(tiles),
     )  # fmt: skip
     if parts > 1:
-        _finish_kernel[(triton.cdiv(mean.numel(), _BLOCK),)](*into, mean, var, mean.numel(), parts, BLOCK=_BLOCK)
+        finish_kernel[(triton.cdiv(mean.numel(), BLOCK),)](*into, mean, var, mean.numel(), parts, BLOCK=BLOCK)
     return mean, var
 
 
@@ -333,10 +333,10 @@ def by_input(
     low, noise = rounded(weight, weight_square, x.dtype) if chosen.rounded else (weight, weight)
     down = torch.empty(triton.cdiv(rows, tiles.rows), inputs, device=x.device) if centre is not None else out
     in_all = grad_var.sum(-1, dtype=torch.float32) if doubt else x
-    _by_input_kernel[(_blocks(rows, inputs, tiles),)](
+    _by_input_kernel[(blocks_of(rows, inputs, tiles),)](
         grad_mean.to(x.dtype).contiguous(), grad_var.to(x.dtype).contiguous(), in_all, x, low, noise,
         x if centre is None else centre, out, down, rows, units, inputs, x.stride(0), x.stride(1), weight_square,
-        CENTRED=centre is not None, DOUBT=doubt, ROUNDED=chosen.rounded, **_sizes(tiles),
+        CENTRED=centre is not None, DOUBT=doubt, ROUNDED=chosen.rounded, **sizes_of(tiles),
     )  # fmt: skip
     return out, None if centre is None else down.sum(0)
 
@@ -351,9 +351,9 @@ def by_weight(
     if not out.numel():
         return out
     tiles = (chosen or plan(rows, units, inputs)).by_weight
-    _by_weight_kernel[(_blocks(inputs, units, tiles),)](
+    _by_weight_kernel[(blocks_of(inputs, units, tiles),)](
         grad_mean.to(x.dtype).contiguous(), grad_var.to(x.dtype).contiguous(), x, weight,
         x if centre is None else centre, out, rows, units, inputs, x.stride(0), x.stride(1),
-        CENTRED=centre is not None, **_sizes(tiles),
+        CENTRED=centre is not None, **sizes_of(tiles),
     )  # fmt: skip
     return out
