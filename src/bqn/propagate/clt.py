@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
-from bqn.propagate import compiled, cpu, half, neighbours, products, together
+from bqn.propagate import compiled, cpu, half, levels_half, neighbours, products, together
 from bqn.propagate.neighbours import Neighbours
 from bqn.propagate.products import Geometry, per_unit, product
 from bqn.propagate.windows import output_size, over_places, windows
@@ -135,20 +135,15 @@ def _moments(
     x: Belief, weight: Categorical, bias: Tensor | None, geometry: Geometry | None, centre: Tensor | None = None,
     constant: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`M μ + bias` and `S ν + V (μ - centre)² + constant` with as few products as the levels allow; see `_squares`.
-
-    In half precision with three, whose terms are positive, where two would be a difference of large numbers.
-    """
+    """`M μ + bias` and `S ν + V (μ - centre)² + constant` with as few products as the levels allow; see `_squares`."""
     mean = mean_of(x)
     input_square = x.constant_square if isinstance(x, Categorical) else None
     weight_square = weight.constant_square
-    low = half.applies(geometry, mean) and (geometry is not None or weight.mean.dim() == 2)
-    if low or (weight_square is None and (input_square is None or centre is not None)):
-        multiply = half.raised_product if low else product
-        noise, var = multiply(_squares(mean, centre, geometry), weight.var, geometry), var_of(x)
+    if weight_square is None and (input_square is None or centre is not None):
+        noise, var = product(_squares(mean, centre, geometry), weight.var, geometry), var_of(x)
         if var is not None:
-            noise = noise + multiply(var, weight.mean.square() + weight.var, geometry)
-        return multiply(mean, weight.mean, geometry, bias), noise + constant
+            noise = noise + product(var, weight.mean.square() + weight.var, geometry)
+        return product(mean, weight.mean, geometry, bias), noise + constant
     if weight_square is not None and _compiled(x, weight, bias, geometry, centre):
         return compiled.moments(mean, centre, weight.mean, weight.var, bias, weight_square, input_square)
     total = _constant_part(x, centre, weight, geometry, input_square, weight_square) + constant
@@ -295,10 +290,26 @@ def _moments_in_working_precision(
         input_square = x.constant_square if isinstance(x, Categorical) else None
         result, var = half.moments(mean, weight.mean, centre, square, input_square, geometry)
         return result if bias is None else result + per_unit(bias, geometry).to(result.dtype), var
+    if half.applies(geometry, mean) and (geometry is not None or weight.mean.dim() == 2):
+        return _moments_of_levels_in_half(x, weight, bias, geometry, centre)
     x = half.raised(x, weight.dtype)
     if centre is None:
         return _moments(x, weight, bias, geometry)
     return _moments_within_batch(x, weight, bias, geometry, centre)
+
+
+def _moments_of_levels_in_half(
+    x: Belief, weight: Categorical, bias: Tensor | None, geometry: Geometry | None, centre: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The moments by three products in half precision, whose terms are positive, where two would be a difference."""
+    input_square = x.constant_square if isinstance(x, Categorical) else None
+    if isinstance(x, Categorical) and input_square is None:
+        x = half.raised(x, weight.dtype)  # its moments are sums over its levels
+    var = var_of(x) if input_square is None else None
+    result, total = levels_half.moments_of_levels(
+        mean_of(x), var, input_square, weight.mean, weight.var, centre, geometry
+    )
+    return result if bias is None else result + per_unit(bias, geometry), total
 
 
 def _works_in_half(x: Belief, weight: Categorical, geometry: Geometry | None) -> bool:

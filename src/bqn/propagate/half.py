@@ -7,7 +7,7 @@ For weights ±a of mean M and variance V = a² - M², and inputs of mean μ and 
 
 where every term is positive, so that its relative error is that of bfloat16, under one percent. The sum of ν needs no
 product: it is a sum over channels and over the window. Products accumulate in float32. Weights or inputs of more levels
-take a third product in its place, S ν with S = E[θ²], and hand on float32 (`clt`, `raised_product`).
+take a third product in its place, S ν with S = E[θ²], and hand on float32 (`levels_half`).
 
 Batch norm's question for the noise within the batch takes a centre c out of μ. In a matrix product that happens before
 squaring, and every term stays positive. In a convolution V (μ - c)² is V μ (μ - 2c) with V c² as a constant (`clt`), so
@@ -291,25 +291,28 @@ def product(x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
     return result if result.dtype == x.dtype else result.to(x.dtype)
 
 
-def raised_product(x: Tensor, weight: Tensor, geometry: Geometry | None, bias: Tensor | None = None) -> Tensor:
-    """The same of operands in full precision, which are rounded for it; so is the result, before it is raised again."""
-    low = _low(x, geometry)
-    result = product(low, low_weight(weight, low, geometry), geometry).to(weight.dtype)
-    return result if bias is None else result + per_unit(bias, geometry)
-
-
 def transposed(
     grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None, need_x: bool
 ) -> tuple[Tensor | None, Tensor]:
     """Gradients of the product by x and by the weight."""
+    grad_x, grad_weight = transposed_as_needed(grad, x, weight, geometry, need_x, True)
+    assert grad_weight is not None
+    return grad_x, grad_weight
+
+
+def transposed_as_needed(
+    grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry | None, need_x: bool, need_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    if not need_x and not need_weight:
+        return None, None
     grad, known, low = _operand(grad.to(x.dtype)), _operand(x), _operand(weight)
     if geometry is None:
-        return ((grad @ low).to(x.dtype) if need_x else None), (grad.mT @ known).to(x.dtype)
-    grad = grad.contiguous(memory_format=torch.channels_last)
+        return (grad @ low).to(x.dtype) if need_x else None, (grad.mT @ known).to(x.dtype) if need_weight else None
+    grad, need = grad.contiguous(memory_format=torch.channels_last), (need_x, need_weight, False)
     grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-        grad, known, low, None, geometry.stride, geometry.padding, (1, 1), False, (0, 0), 1, (need_x, True, False)
+        grad, known, low, None, geometry.stride, geometry.padding, (1, 1), False, (0, 0), 1, need
     )
-    return (grad_x.to(x.dtype) if need_x else None), grad_weight.to(x.dtype)
+    return grad_x.to(x.dtype) if need_x else None, grad_weight.to(x.dtype) if need_weight else None
 
 
 def _window_sum(doubt: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
