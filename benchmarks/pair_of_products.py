@@ -1,6 +1,6 @@
 """How near is the pair of products of one layer to two products of the library, which are its floor?
 
-    python benchmarks/pair_of_products.py [--tune] [--out results/benchmarks/pair_of_products.json]
+    python benchmarks/pair_of_products.py [--levels] [--tune] [--out results/benchmarks/pair_of_products.json]
 
 In bfloat16 on a CUDA device, as CUDA graphs and over buffers in turn, so that neither launches nor cache are measured:
 
@@ -14,6 +14,9 @@ torch passes around products of the library; the same with Triton for all that i
 by torch.compile. Shares are floor over time; the aim is 70 %. Errors are relative to float64. `--tune` times all tiles
 of `pair_kernels` on two shapes instead; `--profile` lists the kernels of the form that a network uses beside those of
 the floor, with what each takes. `--device cpu` tries the program out on small shapes.
+
+`--levels` is for weights of four levels and inputs ±1, which take three products, nine with backward, on fewer shapes;
+the forms are those of `levels_half.moments_of_levels`, in `levels_kernels` and `triple_kernels`.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bqn.propagate import half
+from bqn.propagate import half, levels_half
 from bqn.propagate.products import Geometry
 from timing import Work, each_ms, hardware, kernels, run_all, write
 
@@ -45,12 +48,28 @@ FEW = ("4096³", "8192 → 1024, batch 100", "128 → 128 at 32², batch 100", "
 CACHE = 120e6  # bytes: more than twice what a Hopper GPU keeps
 
 
-def operands(x_shape: tuple[int, ...], w_shape: tuple[int, ...], device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs in half precision, weights in float32, their centre."""
+class Operands(NamedTuple):
+    """Inputs in half precision, weights in float32, their centre; for more than two levels the weights' variance."""
+
+    x: Tensor
+    weight: Tensor
+    centre: Tensor | None
+    noise: Tensor | None
+
+    def moments(self, geometry: Geometry | None) -> tuple[Tensor, Tensor]:
+        x, weight, centre, noise = self
+        if noise is None:
+            return half.moments(x, weight, centre, 1.0, 1.0, geometry)
+        return levels_half.moments_of_levels(x, None, 1.0, weight, noise, centre, geometry)
+
+
+def operands(x_shape: tuple[int, ...], w_shape: tuple[int, ...], device: str, levels: bool) -> Operands:
     layout = torch.contiguous_format if len(x_shape) == 2 else torch.channels_last
     x = (torch.rand(x_shape, device=device) * 2 - 1).to(torch.bfloat16).to(memory_format=layout)
-    weight = torch.tanh(torch.randn(w_shape, device=device))
-    return x, weight, 0.2 * torch.randn(w_shape[1:], device=device)
+    weight, noise = torch.tanh(torch.randn(w_shape, device=device)), None
+    if levels:
+        noise = (1 - weight.square()) * torch.rand(w_shape, device=device)
+    return Operands(x, weight, 0.2 * torch.randn(w_shape[1:], device=device), noise)
 
 
 def copies(x_shape: tuple[int, ...], w_shape: tuple[int, ...], device: str) -> int:
@@ -59,15 +78,16 @@ def copies(x_shape: tuple[int, ...], w_shape: tuple[int, ...], device: str) -> i
     return min(32, max(1, math.ceil(CACHE / (2 * math.prod(x_shape) + 4 * math.prod(w_shape)))))
 
 
-def library(x: Tensor, weight: Tensor, geometry: Geometry | None, backward: bool) -> Work:
-    """Two products, or six, by the library."""
+def library(tensors: Operands, geometry: Geometry | None, backward: bool) -> Work:
+    """Two products or three, or six or nine, by the library."""
+    x, weight, count = tensors.x, tensors.weight, 2 if tensors.noise is None else 3
     layout = torch.contiguous_format if geometry is None else torch.channels_last
     low = weight.to(torch.bfloat16).to(memory_format=layout)
     x, low = half._operand(x), half._operand(low)  # not every CPU multiplies in half precision
     grad = torch.randn_like(half.product(x, low, geometry))
 
     def work() -> None:
-        for _ in range(2):
+        for _ in range(count):
             half.product(x, low, geometry)
             if not backward:
                 continue
@@ -98,37 +118,36 @@ def form(name: str) -> Iterator[None]:
         yield
 
 
-def layer(
-    x: Tensor, weight: Tensor, centre: Tensor | None, geometry: Geometry | None, backward: bool, name: str
-) -> Work:
-    inputs = [x, weight] + ([] if centre is None else [centre])
-    inputs = [tensor.detach().requires_grad_(backward) for tensor in inputs]
-    known = inputs[2] if centre is not None else None
+def layer(tensors: Operands, geometry: Geometry | None, backward: bool, name: str) -> Work:
+    leaves = Operands(*(None if each is None else each.detach().requires_grad_(backward) for each in tensors))
+    inputs = [leaf for leaf in leaves if leaf is not None]
 
-    def plain(x: Tensor, weight: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
-        return half.moments(x, weight, known, 1.0, 1.0, geometry)
+    def plain(leaves: Operands) -> tuple[Tensor, Tensor]:
+        return leaves.moments(geometry)
 
     moments = torch.compile(plain, dynamic=False) if name == "compiled" else plain
     with form(name):
-        grads = [torch.randn_like(tensor) for tensor in moments(inputs[0], inputs[1], known)]
+        grads = [torch.randn_like(tensor) for tensor in moments(leaves)]
 
     def work() -> None:
         with form(name), torch.set_grad_enabled(backward):
-            both = moments(inputs[0], inputs[1], known)
+            both = moments(leaves)
             if backward:
                 torch.autograd.grad(both, inputs, grads)
 
     return work
 
 
-def errors(x: Tensor, weight: Tensor, centre: Tensor, name: str) -> tuple[float, float]:
+def errors(tensors: Operands, name: str) -> tuple[float, float]:
     """Of mean and variance, relative to float64."""
     with form(name), torch.no_grad():
-        got = half.moments(x, weight, centre, 1.0, 1.0, None)
-    wide, means = x.double(), weight.double()
-    squares = (wide - centre.double()).square()
-    doubt = (1 - wide.square()).sum(-1, keepdim=True)
-    truth = (F.linear(wide, means), F.linear(squares, 1 - means.square()) + doubt)
+        got = tensors.moments(None)
+    x, weight, centre, noise = (None if each is None else each.double() for each in tensors)
+    assert x is not None
+    assert weight is not None
+    noise = 1 - weight.square() if noise is None else noise
+    var = F.linear((x if centre is None else x - centre).square(), noise)
+    truth = (F.linear(x, weight), var + F.linear(1 - x.square(), noise + weight.square()))
     first, second = (
         float((ours.double() - wanted).norm() / wanted.norm()) for ours, wanted in zip(got, truth, strict=True)
     )
@@ -138,41 +157,41 @@ def errors(x: Tensor, weight: Tensor, centre: Tensor, name: str) -> tuple[float,
 Case = tuple[str, tuple[int, ...], tuple[int, ...], Geometry | None]
 
 
-def measure(case: Case, device: str, compiled: bool) -> list[dict[str, Any]]:
+def measure(case: Case, device: str, compiled: bool, levels: bool) -> list[dict[str, Any]]:
     name, x_shape, w_shape, geometry = case
-    cuda = device != "cpu"
-    sets = [operands(x_shape, w_shape, device) for _ in range(1 if compiled else copies(x_shape, w_shape, device))]
+    cuda, count = device != "cpu", 1 if compiled else copies(x_shape, w_shape, device)
+    sets = [operands(x_shape, w_shape, device, levels) for _ in range(count)]
     forms = ["passes", "kernels"] if geometry is not None else ["passes", "kernels", "pair"]
     forms += ["compiled"] if compiled else []
     rows = []
     for backward in (False, True):
-        works = {"floor": [library(x, weight, geometry, backward) for x, weight, _ in sets]}
+        works = {"floor": [library(each, geometry, backward) for each in sets]}
         if geometry is not None:
-            works["uncentred"] = [layer(x, weight, None, geometry, backward, "kernels") for x, weight, _ in sets]
+            works["uncentred"] = [layer(each._replace(centre=None), geometry, backward, "kernels") for each in sets]
         for kind in forms:
-            works[kind] = [layer(*tensors, geometry, backward, kind) for tensors in sets]
+            works[kind] = [layer(each, geometry, backward, kind) for each in sets]
         times = {kind: each_ms(work, cuda, 0.01) for kind, work in works.items()}
         row: dict[str, Any] = {"what": name, "pass": "forward and backward" if backward else "forward", "ms": times}
         row["share"] = {kind: times["floor"] / value for kind, value in times.items() if kind != "floor"}
         if geometry is None and not backward and cuda:
-            row["error"] = {kind: errors(*sets[0], kind) for kind in ("passes", "kernels", "pair")}
+            row["error"] = {kind: errors(sets[0], kind) for kind in ("passes", "kernels", "pair")}
         rows.append(row)
         cells = "".join(f" {kind} {value:.4f} ({times['floor'] / value:3.0%})" for kind, value in times.items())
-        print(f"{name:35s}{'f+b' if backward else 'f':4s}{cells}", flush=True)
+        print(f"{name:45s}{'f+b' if backward else 'f':4s}{cells}", flush=True)
     return rows
 
 
-def profiled(case: Case, device: str) -> list[dict[str, Any]]:
+def profiled(case: Case, device: str, levels: bool = False) -> list[dict[str, Any]]:
     """The kernels of the floor and of the form that a network has at this shape, microseconds of each a pass."""
     name, x_shape, w_shape, geometry = case
     cuda = device != "cpu"
-    sets = [operands(x_shape, w_shape, device) for _ in range(copies(x_shape, w_shape, device))]
+    sets = [operands(x_shape, w_shape, device, levels) for _ in range(copies(x_shape, w_shape, device))]
     pair = geometry is None and cuda and pair_kernels().pays(*sets[0][:2])
     rows = []
     for backward in (False, True):
         works = {
-            "floor": [library(x, weight, geometry, backward) for x, weight, _ in sets],
-            "ours": [layer(*tensors, geometry, backward, "pair" if pair else "kernels") for tensors in sets],
+            "floor": [library(each, geometry, backward) for each in sets],
+            "ours": [layer(each, geometry, backward, "pair" if pair else "kernels") for each in sets],
         }
         for kind, each in works.items():
             all_of_them = partial(run_all, each)
@@ -187,48 +206,54 @@ def profiled(case: Case, device: str) -> list[dict[str, Any]]:
     return rows
 
 
-def pair_kernels() -> Any:
+def pair_kernels(levels: bool = False) -> Any:
     """Triton's part of the package, which not every machine can import."""
-    from bqn.propagate import pair_kernels as module
+    from bqn.propagate import pair_kernels, triple_kernels
 
-    return module
+    return triple_kernels if levels else pair_kernels
 
 
-def cases(device: str) -> list[Case]:
+def cases(device: str, levels: bool = False) -> list[Case]:
     if device == "cpu":
-        return [
+        found: list[Case] = [
             ("linear 8 × 40 × 24", (8, 40), (24, 40), None),
             ("conv 3×3 16 → 16 at 6², 2", (2, 16, 6, 6), (16, 16, 3, 3), SAME3),
         ]
-    found: list[Case] = [("4096³", (4096, 4096), (4096, 4096), None)]
-    for batch in (100, 512, 4096):
+        return [(f"{name}, D levels", *rest) for name, *rest in found] if levels else found
+    found = [("4096³", (4096, 4096), (4096, 4096), None)]
+    for batch in (100, 512) if levels else (100, 512, 4096):
         for model, shapes in LINEAR.items():
             for inputs, units in shapes:
                 found.append((f"{model} {inputs} → {units}, batch {batch}", (batch, inputs), (units, inputs), None))
     for batch in (100, 512):
         for model, sizes in CONVOLUTIONS.items():
-            for inputs, units, kernel, side in sizes:
+            for inputs, units, kernel, side in (sizes[0], sizes[-1])[: len(sizes)] if levels else sizes:
                 name = f"{model} {kernel}×{kernel} {inputs} → {units} at {side}², batch {batch}"
                 shape = (batch, inputs, side, side)
                 found.append((name, shape, (units, inputs, kernel, kernel), SAME3 if kernel == 3 else SAME5))
-    return found
+    return [(f"{name}, D levels", *rest) for name, *rest in found] if levels else found
 
 
-def tune() -> list[dict[str, Any]]:
+def tune(levels: bool) -> list[dict[str, Any]]:
     """All tiles for the three kernels, on a large and on a small batch."""
     from triton.runtime.errors import OutOfResources
 
-    triton = pair_kernels()
+    triton = pair_kernels(levels)
     rows = []
     for batch, units, inputs in ((4096, 4096, 4096), (100, 1024, 8192)):
-        x, weight, centre = operands((batch, inputs), (units, inputs), "cuda")
-        grads = [torch.randn(batch, units, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        x, weight, centre, noise = operands((batch, inputs), (units, inputs), "cuda", levels)
+        dtype = torch.float32 if levels else torch.bfloat16
+        grads = [torch.randn(batch, units, device="cuda", dtype=dtype) for _ in range(2)]
         for tiles in triton.CHOICES:
             plan = triton.Plan(tiles, tiles, tiles, rounded=batch > 256)
+            kind: dict[str, tuple[Any, ...]] = {
+                "forward": (x, None, 1.0, weight, noise, centre) if levels else (x, weight, centre, 1.0, 1.0),
+                "by_input": (x, None, 1.0, weight, noise, centre) if levels else (x, weight, centre, 1.0, True),
+                "by_weight": (x, None, 1.0, weight, centre) if levels else (x, weight, centre),
+            }
             works: dict[str, Work] = {
-                "forward": partial(triton.forward, x, weight, centre, 1.0, 1.0, plan),
-                "by_input": partial(triton.by_input, *grads, x, weight, centre, 1.0, True, plan),
-                "by_weight": partial(triton.by_weight, *grads, x, weight, centre, plan),
+                name: partial(getattr(triton, name), *(() if name == "forward" else grads), *of, plan)
+                for name, of in kind.items()
             }
             times: dict[str, float | None] = {}
             for name, work in works.items():
@@ -246,6 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--part", choices=("all", "linear", "conv"), default="all")
+    parser.add_argument("--levels", action="store_true", help="weights of four levels in place of two")
     other = parser.add_mutually_exclusive_group()
     other.add_argument("--compiled", action="store_true", help="few shapes, and torch.compile beside the others")
     other.add_argument("--tune", action="store_true", help="time all tiles of the Triton kernels instead")
@@ -257,16 +283,16 @@ def main() -> None:
     torch.manual_seed(0)
     print(hardware())
     if args.tune:
-        write(args.out, tune(), unit="ms")
+        write(args.out, tune(args.levels), unit="ms")
         return
     rows: list[dict[str, Any]] = []
-    for case in cases(args.device):
+    for case in cases(args.device, args.levels):
         wanted = args.part == "all" or (args.part == "linear") == (case[3] is None)
         if wanted and args.profile:
-            rows += profiled(case, args.device)
+            rows += profiled(case, args.device, args.levels)
             write(args.out, rows, unit="us")
         elif wanted and (not args.compiled or any(part in case[0] for part in FEW)):
-            rows += measure(case, args.device, args.compiled)
+            rows += measure(case, args.device, args.compiled, args.levels)
             write(args.out, rows, unit="ms", aim=0.7)
 
 

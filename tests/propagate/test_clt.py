@@ -13,6 +13,7 @@ from bqn.nn._layer import _StraightThrough
 from bqn.nn._posterior import _TiltAndKL
 from bqn.propagate import clt, products
 from bqn.propagate.half import _HalfMoments
+from bqn.propagate.levels_half import _MomentsOfLevels
 from bqn.propagate.normalized_sign import _NormalizedSign
 
 GEOMETRIES = (
@@ -85,6 +86,7 @@ def test_no_output_of_a_function_is_written_in_place() -> None:
         _StraightThrough.forward(weight, weight),
         _NormalizedSign.forward(x.double(), x.double(), column, column, None, None, True),
         *_HalfMoments.forward(_Context(), x.bfloat16(), weight, None, 1.0, 1.0, None),
+        *_MomentsOfLevels.forward(_Context(), x.bfloat16(), None, weight, weight, None, 1.0, None),
     )
     for output in outputs:
         assert output._version == 0

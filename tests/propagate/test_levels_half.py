@@ -274,9 +274,11 @@ def test_a_whole_network_trains_alike(form: str, levels, activations, image: boo
             assert float(torch.cosine_similarity(ours.flatten(), theirs.flatten(), 0)) > 0.99
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # what the tracer does itself
 def test_it_is_traced_as_a_whole() -> None:
     tensors, geometry = operands("convolution", "given")
     tensors = [tensor.float() for tensor in tensors]
     plain = levels_half.moments_of_levels
     traced = torch.compile(plain, fullgraph=True, backend="aot_eager")
     assert_alike(run(low(traced), tensors, "given", True, geometry), run(low(plain), tensors, "given", True, geometry))
+    torch.compiler.reset()

@@ -259,9 +259,8 @@ def split_of(blocks: int, inputs: int, tiles: Tiles) -> tuple[int, int]:
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether all places can be counted in 32 bits, splits of the sum included."""
-    largest = max(x.shape[0] * weight.shape[0] * PROCESSORS, weight.numel(), x.shape[0] * x.stride(0))
-    return largest < 2**31
+    """Whether all places can be counted in 32 bits. Splits of the sum can: they are made where results are few."""
+    return max(x.shape[0] * weight.shape[0], weight.numel(), x.shape[0] * x.stride(0)) < 2**31
 
 
 def pays(x: Tensor, weight: Tensor) -> bool:
