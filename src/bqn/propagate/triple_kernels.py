@@ -261,7 +261,7 @@ def forward(
     x, var : Tensor `(N, I)` in half precision, contiguous; no variance for inputs that are known or ±b
     input_square : b², or None
     weight, noise : Tensor `(O, I)` in float32, M and V
-    centre : Tensor `(I,)` in float32, contiguous, or None
+    centre : Tensor `(I,)` in float32, or None
     chosen : how to cut the work; `plan` decides by default
     """
     (rows, inputs), units = x.shape, weight.shape[0]
@@ -278,7 +278,7 @@ def forward(
         into = (whole[0], whole[1])
     _forward_kernel[(blocks, parts)](
         x, x if var is None else var, *_weights(weight, noise, x.dtype, chosen.rounded, kind["DOUBT"], False),
-        x if centre is None else centre, *into, rows, units, inputs, each, input_square or 0.0,
+        x if centre is None else centre.contiguous(), *into, rows, units, inputs, each, input_square or 0.0,
         CENTRED=centre is not None, SPLIT=parts > 1, ROUNDED=chosen.rounded, **kind, **sizes_of(tiles),
     )  # fmt: skip
     if parts > 1:
@@ -308,9 +308,9 @@ def by_input(
     _by_input_kernel[(blocks_of(rows, inputs, tiles),)](
         *_gradients(grad_mean, grad_var, x.dtype, chosen.rounded), x,
         *_weights(weight, noise, x.dtype, chosen.rounded, kind["DOUBT"], kind["SIGNS"]),
-        x if centre is None else centre, out, out if doubt_out is None else doubt_out, down, rows, units, inputs,
-        CENTRED=centre is not None, NOISE=centre is not None or not kind["SIGNS"], ROUNDED=chosen.rounded, **kind,
-        **sizes_of(tiles),
+        x if centre is None else centre.contiguous(), out, out if doubt_out is None else doubt_out, down,
+        rows, units, inputs, CENTRED=centre is not None, NOISE=centre is not None or not kind["SIGNS"],
+        ROUNDED=chosen.rounded, **kind, **sizes_of(tiles),
     )  # fmt: skip
     return out, doubt_out, None if centre is None else down.sum(0)
 
@@ -329,7 +329,7 @@ def by_weight(
     tiles = chosen.by_weight
     _by_weight_kernel[(blocks_of(inputs, units, tiles),)](
         *_gradients(grad_mean, grad_var, x.dtype, chosen.rounded), x, x if var is None else var, weight,
-        x if centre is None else centre, out, noise_out, rows, units, inputs, input_square or 0.0,
+        x if centre is None else centre.contiguous(), out, noise_out, rows, units, inputs, input_square or 0.0,
         CENTRED=centre is not None, **_kind(var, input_square), **sizes_of(tiles),
     )  # fmt: skip
     return out, noise_out
