@@ -155,9 +155,7 @@ def test_no_examples() -> None:
     x, weight, centre, geometry = operands("odd")
     mean, var = conv_kernels.forward(x[:0], weight, centre, 4.0, 1.0, geometry)
     assert mean.shape == var.shape == (0, 21, 4, 4)
-    grad_x, grad_weight, grad_centre = conv_kernels.backward(
-        mean, var, x[:0], weight, centre, 4.0, 1.0, geometry, True
-    )
+    grad_x, grad_weight, grad_centre = conv_kernels.backward(mean, var, x[:0], weight, centre, 4.0, 1.0, geometry, True)
     assert grad_x is not None
     assert grad_x.shape == (0, 17, 4, 5)
     assert grad_weight.shape == weight.shape

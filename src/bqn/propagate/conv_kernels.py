@@ -4,10 +4,10 @@ With the names of `half.py`, x the means of the inputs and c the centre of each 
 
     mean = x * M,      var = [x (x - 2c)] * V + Σ V c² + a² Σ ν
 
-Rows are pixels of the result, columns its units, and the sum runs over the places of the kernel and the channels. A tile
-of x is read once for both products, straight from the image: what meets V is formed in registers, and so is the doubt of
-the window. Pixels of the padding read as zero, which x (x - 2c) leaves zero. The weights are rounded beforehand, since
-every tile would do it again, and all that is done element by element waits for the end of a tile.
+Rows are pixels of the result, columns its units, and the sum runs over the places of the kernel and the channels. A
+tile of x is read once for both products, straight from the image, and what meets V is formed in registers. Pixels of
+the padding read as zero, which x (x - 2c) leaves zero. The weights are rounded beforehand, since every tile would do it
+again, and what is done element by element waits for the end of a tile.
 
 Backward is two more pairs of the same kind:
 
@@ -96,9 +96,7 @@ def _inside(line, column, height, width):
 
 
 @triton.jit
-def _doubt_kernel(
-    x_ptr, doubt_ptr, rows, channels, square, input_square, ROWS: tl.constexpr, CHANNELS: tl.constexpr
-):
+def _doubt_kernel(x_ptr, doubt_ptr, rows, channels, square, input_square, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     known = tl.zeros((ROWS,), tl.float32)
     for start in range(0, channels, CHANNELS):
@@ -127,7 +125,7 @@ def _forward_kernel(
     var = tl.zeros((ROWS, COLUMNS), tl.float32)
     known = tl.zeros((ROWS,), tl.float32)
     pieces = tl.cdiv(channels, TERMS)
-    for step in range(0, HIGH * ACROSS * pieces):  # one loop, so that loads run ahead from place to place
+    for step in range(HIGH * ACROSS * pieces):  # one loop, so that loads run ahead from place to place
         place = step // pieces
         channel = (step - place * pieces) * TERMS + tl.arange(0, TERMS)
         down, right = place // ACROSS, place % ACROSS
@@ -156,7 +154,7 @@ def _forward_kernel(
     if DOUBT and AHEAD:
         doubt = tl.zeros((ROWS,), tl.float32)
         pixel = (image * height + line) * width + left
-        for place in range(0, HIGH * ACROSS):
+        for place in range(HIGH * ACROSS):
             down, right = place // ACROSS, place % ACROSS
             there = _inside(line + down, left + right, height, width)
             doubt += tl.load(doubt_ptr + pixel + down * width + right, mask=there, other=0.0)
@@ -192,7 +190,7 @@ def _by_input_kernel(
     in_all = tl.zeros((ROWS,), tl.float32)
     pieces = tl.cdiv(units, TERMS)
     size = HIGH * ACROSS * channels
-    for step in range(0, HIGH * ACROSS * pieces):
+    for step in range(HIGH * ACROSS * pieces):
         place = step // pieces
         unit = (step - place * pieces) * TERMS + tl.arange(0, TERMS)
         down, right = place // ACROSS, place % ACROSS
@@ -225,7 +223,7 @@ def _by_input_kernel(
     if DOUBT:
         if AHEAD:
             pixel = (image * out_height + line) * out_width + left
-            for place in range(0, HIGH * ACROSS):
+            for place in range(HIGH * ACROSS):
                 down, right = place // ACROSS, place % ACROSS
                 there = _inside(line - down, left - right, out_height, out_width)
                 in_all += tl.load(in_all_ptr + pixel - down * out_width - right, mask=there, other=0.0)
@@ -390,8 +388,8 @@ def by_input(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Gradients by x and, if there is a centre, by that of each channel through the inputs, `(C,)`.
 
-    `in_all` are the gradients by the variance, added up over the units, `(N, 1, H, W)`, or whether they are to be: False
-    for inputs that are known.
+    `in_all` are the gradients by the variance, added up over the units, `(N, 1, H, W)`, or whether each tile adds them
+    up: False for inputs that are known.
     """
     units, channels = weight.shape[:2]
     rows = x.numel() // channels
