@@ -302,7 +302,7 @@ def tune(levels: bool) -> list[dict[str, Any]]:
 
 def tune_convolutions() -> list[dict[str, Any]]:
     """The same for convolutions of the VGG at batch 100. "ahead" has sums of each pixel from a pass of its own, which
-    forward includes and by_input is handed; "sums" is that of backward."""
+    forward includes and by_input is handed; "sums" is that of backward. "registers" is ahead too."""
     triton = conv_kernels()
     from bqn.propagate import half_kernels
 
@@ -313,14 +313,18 @@ def tune_convolutions() -> list[dict[str, Any]]:
         grads = [torch.randn_like(x) for _ in range(2)]
         by_row, by_unit = half_kernels._sums(grads[1], True)
         for tiles in triton.CHOICES:
-            ahead = triton.Plan(tiles, tiles, tiles, True)
-            within = ahead._replace(ahead=False)
+            ahead = triton.Plan(tiles, tiles, tiles, True, False)
+            within, registers = ahead._replace(ahead=False), ahead._replace(registers=True)
             works: dict[str, Work] = {
                 "forward": partial(triton.forward, x, weight, centre, 1.0, 1.0, SAME3, within),
                 "forward ahead": partial(triton.forward, x, weight, centre, 1.0, 1.0, SAME3, ahead),
+                "forward registers": partial(triton.forward, x, weight, centre, 1.0, 1.0, SAME3, registers),
                 "by_input": partial(triton.by_input, *grads, x, weight, centre, 1.0, True, SAME3, within),
                 "by_input ahead": partial(triton.by_input, *grads, x, weight, centre, 1.0, by_row, SAME3, ahead),
                 "by_weight": partial(triton.by_weight, *grads, x, weight, centre, 1.0, by_unit, SAME3, ahead),
+                "by_weight registers": partial(
+                    triton.by_weight, *grads, x, weight, centre, 1.0, by_unit, SAME3, registers
+                ),
             }
             rows.append(tuned(what, tiles, works))
         sums = each_ms([partial(half_kernels._sums, grads[1], True)], True)

@@ -15,7 +15,7 @@ from bqn.propagate.windows import over_places
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.gpu
 SMALL = Tiles(16, 16, 16, 4, 2)
-PLAN = Plan(SMALL, SMALL, SMALL, True)
+PLAN = Plan(SMALL, SMALL, SMALL, True, False)
 CASES = {  # input, weight, padding; tiles of 16 × 16 × 16
     "even": ((2, 32, 4, 4), (16, 32, 3, 3), (1, 1)),
     "odd": ((2, 17, 4, 5), (21, 17, 3, 2), (1, 0)),
@@ -75,7 +75,7 @@ def upstream_of(results: tuple[Tensor, Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("doubt", ["ahead", "by each tile", None])
 def test_moments_and_gradients(name: str, centred: bool, doubt: str | None) -> None:
     x, weight, centre, geometry = operands(name)
-    chosen = PLAN._replace(ahead=doubt == "ahead")
+    chosen = PLAN._replace(ahead=doubt == "ahead", registers=doubt == "by each tile")
     known = centre if centred else None
     wide = [tensor.double().requires_grad_() for tensor in ((x, weight, centre) if centred else (x, weight))]
     expected = truth(wide[0], wide[1], wide[2] if centred else None, doubt is not None, geometry)

@@ -61,12 +61,15 @@ class Plan(NamedTuple):
     ahead : bool
         Whether the doubt of each pixel, and what comes back through it, is added up in a pass ahead, else by each tile:
         one read more for all, or one of shared memory in each step.
+    registers : bool
+        Whether the tensor cores take x from registers as they do its squares, else from shared memory.
     """
 
     forward: Tiles
     by_input: Tiles
     by_weight: Tiles
     ahead: bool
+    registers: bool
 
 
 def plan(rows: int, units: int, channels: int) -> Plan:
@@ -80,7 +83,7 @@ def plan(rows: int, units: int, channels: int) -> Plan:
 
     large, small = CHOICES[0], CHOICES[7]
     by_weight = large if min(units, channels) >= large.columns else small
-    return Plan(suited(rows, units), suited(rows, channels), by_weight, True)
+    return Plan(suited(rows, units), suited(rows, channels), by_weight, True, False)
 
 
 @triton.jit
@@ -93,6 +96,14 @@ def _pixel_of(row, rows, height, width):
 @triton.jit
 def _inside(line, column, height, width):
     return (line >= 0) & (line < height) & (column >= 0) & (column < width)
+
+
+@triton.jit
+def _add_pair(mean, noise, x, wide, squares, by_mean, by_noise, REGISTERS: tl.constexpr, WIDE: tl.constexpr):
+    """Adds x times one operand to the mean and the squares times the other to the noise; `wide` is x in float32."""
+    left = (wide + 0.0).to(x.dtype) if REGISTERS else x  # a sum, or the compiler would see that it is x
+    mean = _add_product(mean, left, by_mean, WIDE)
+    return mean, _add_product(noise, squares.to(x.dtype), by_noise, WIDE)
 
 
 @triton.jit
@@ -112,7 +123,8 @@ def _forward_kernel(
     x_ptr, weight_ptr, noise_ptr, centre_ptr, constant_ptr, doubt_ptr, mean_ptr, var_ptr, rows, units, channels,
     height, width, out_height, out_width, square, input_square, HIGH: tl.constexpr, ACROSS: tl.constexpr,
     TOP: tl.constexpr, LEFT: tl.constexpr, CENTRED: tl.constexpr, DOUBT: tl.constexpr, AHEAD: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
+    REGISTERS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TERMS: tl.constexpr,
 ):  # fmt: skip
     tile, column = _tile_of(tl.cdiv(rows, ROWS), tl.cdiv(units, COLUMNS), 8)
     row = tile * ROWS + tl.arange(0, ROWS)
@@ -149,8 +161,7 @@ def _forward_kernel(
             squares = wide * (wide - 2 * centre)
         else:
             squares = wide * wide
-        mean = _add_product(mean, x, weight, WIDE)
-        var = _add_product(var, squares.to(x.dtype), noise, WIDE)
+        mean, var = _add_pair(mean, var, x, wide, squares, weight, noise, REGISTERS, WIDE)
     if DOUBT and AHEAD:
         doubt = tl.zeros((ROWS,), tl.float32)
         pixel = (image * height + line) * width + left
@@ -235,8 +246,8 @@ def _by_input_kernel(
 def _by_weight_kernel(
     by_mean_ptr, by_var_ptr, x_ptr, centre_ptr, mean_out_ptr, noise_out_ptr, rows, units, channels, height, width, part,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, HIGH: tl.constexpr, ACROSS: tl.constexpr, TOP: tl.constexpr,
-    LEFT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    TERMS: tl.constexpr,
+    LEFT: tl.constexpr, CENTRED: tl.constexpr, REGISTERS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     # The tile lies transposed, (channels, units): so the tensor cores take the squares of x from registers.
     pieces = tl.cdiv(channels, ROWS)
@@ -265,8 +276,9 @@ def _by_weight_kernel(
         by_var = tl.load(by_var_ptr + where, mask=(row < last)[:, None], other=0.0)
         wide = x.to(tl.float32)
         squares = wide * (wide - twice) if CENTRED else wide * wide
-        through_mean = _add_product(through_mean, x, by_mean, WIDE)
-        through_noise = _add_product(through_noise, squares.to(x.dtype), by_var, WIDE)
+        through_mean, through_noise = _add_pair(
+            through_mean, through_noise, x, wide, squares, by_mean, by_var, REGISTERS, WIDE
+        )
     size = HIGH * ACROSS * channels
     where = unit[None, :] * size + place * channels + channel[:, None] + split.to(tl.int64) * (units * size)
     mask = (channel < channels)[:, None] & (unit < units)[None, :]
@@ -377,7 +389,7 @@ def forward(
         _doubt(x, weight_square, input_square) if ahead and input_square is not None else constant, mean, var, rows,
         units, channels, *x.shape[2:], *size, weight_square, 0.0 if input_square is None else input_square,
         **_window(weight, geometry), CENTRED=middle is not None, DOUBT=input_square is not None, AHEAD=ahead,
-        EVEN=channels % tiles.terms == 0, **_sizes(tiles),
+        REGISTERS=chosen.registers, EVEN=channels % tiles.terms == 0, **_sizes(tiles),
     )  # fmt: skip
     return mean, var
 
@@ -418,7 +430,8 @@ def by_weight(
     weight, x = weight.contiguous(), half_kernels._dense(x, geometry)
     units, channels, kernel = weight.shape[0], weight.shape[1], weight.shape[2:].numel()
     grad_mean, grad_var = _gradient(grad_mean, x), _gradient(grad_var, x)
-    rows, tiles = grad_mean.numel() // units, (chosen or _usual(x, weight)).by_weight
+    chosen = chosen or _usual(x, weight)
+    rows, tiles = grad_mean.numel() // units, chosen.by_weight
     middle, constant_square = half_kernels._centres(centre, geometry)
     blocks = kernel * _blocks(channels, units, tiles)
     parts = _parts(blocks, rows, tiles)
@@ -429,7 +442,7 @@ def by_weight(
     _by_weight_kernel[(blocks, parts)](
         grad_mean, grad_var, x, whole if middle is None else middle, whole[0], whole[1], rows, units, channels,
         *x.shape[2:], each, OUT_HEIGHT=out_height, OUT_WIDTH=out_width, **_window(weight, geometry),
-        CENTRED=middle is not None, **_sizes(tiles),
+        CENTRED=middle is not None, REGISTERS=chosen.registers, **_sizes(tiles),
     )  # fmt: skip
     chunks = half_kernels._CHUNKS if constant_square is not None else min(units, 128)
     down = torch.empty((chunks, *weight.shape[1:]) if constant_square is not None else 0, device=x.device)
