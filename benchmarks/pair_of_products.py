@@ -311,7 +311,7 @@ def tune_convolutions() -> list[dict[str, Any]]:
         what = f"{channels} → {channels} at {side}²"
         x, weight, centre, _ = operands((100, channels, side, side), (channels, channels, 3, 3), "cuda", False)
         grads = [torch.randn_like(x) for _ in range(2)]
-        by_row, by_unit = half_kernels._sums(grads[1], True)
+        by_row, by_unit = half_kernels.sums(grads[1], True)
         for tiles in triton.CHOICES:
             ahead = triton.Plan(tiles, tiles, tiles, True, False)
             within, registers = ahead._replace(ahead=False), ahead._replace(registers=True)
@@ -327,7 +327,7 @@ def tune_convolutions() -> list[dict[str, Any]]:
                 ),
             }
             rows.append(tuned(what, tiles, works))
-        sums = each_ms([partial(half_kernels._sums, grads[1], True)], True)
+        sums = each_ms([partial(half_kernels.sums, grads[1], True)], True)
         print(f"{what:28s}sums {sums:.4f}", flush=True)
         rows.append({"what": what, "ms": {"sums": sums}})
     return rows

@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bqn.propagate import half, half_kernels
-from bqn.propagate.pair_kernels import _PROCESSORS, Tiles, _add_product, _blocks, _sizes, _tile_of
+from bqn.propagate.pair_kernels import PROCESSORS, Tiles, add_product, blocks_of, sizes_of, tile_of
 
 if TYPE_CHECKING:
     from bqn.propagate.products import Geometry
@@ -78,8 +78,8 @@ def plan(rows: int, units: int, channels: int) -> Plan:
     def suited(pixels: int, columns: int) -> Tiles:
         large, narrow, small = CHOICES[0], CHOICES[3], CHOICES[7]
         if columns <= narrow.columns:
-            return narrow if pixels >= _PROCESSORS * narrow.rows else small
-        return large if pixels * columns >= _PROCESSORS * large.rows * large.columns else small
+            return narrow if pixels >= PROCESSORS * narrow.rows else small
+        return large if pixels * columns >= PROCESSORS * large.rows * large.columns else small
 
     large, small = CHOICES[0], CHOICES[7]
     by_weight = large if min(units, channels) >= large.columns else small
@@ -102,8 +102,8 @@ def _inside(line, column, height, width):
 def _add_pair(mean, noise, x, wide, squares, by_mean, by_noise, REGISTERS: tl.constexpr, WIDE: tl.constexpr):
     """Adds x times one operand to the mean and the squares times the other to the noise; `wide` is x in float32."""
     left = (wide + 0.0).to(x.dtype) if REGISTERS else x  # a sum, or the compiler would see that it is x
-    mean = _add_product(mean, left, by_mean, WIDE)
-    return mean, _add_product(noise, squares.to(x.dtype), by_noise, WIDE)
+    mean = add_product(mean, left, by_mean, WIDE)
+    return mean, add_product(noise, squares.to(x.dtype), by_noise, WIDE)
 
 
 @triton.jit
@@ -126,7 +126,7 @@ def _forward_kernel(
     REGISTERS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     TERMS: tl.constexpr,
 ):  # fmt: skip
-    tile, column = _tile_of(tl.cdiv(rows, ROWS), tl.cdiv(units, COLUMNS), 8)
+    tile, column = tile_of(tl.cdiv(rows, ROWS), tl.cdiv(units, COLUMNS), 8)
     row = tile * ROWS + tl.arange(0, ROWS)
     unit = column * COLUMNS + tl.arange(0, COLUMNS)
     image, out_line, out_column = _pixel_of(row, rows, out_height, out_width)
@@ -190,7 +190,7 @@ def _by_input_kernel(
     TOP: tl.constexpr, LEFT: tl.constexpr, CENTRED: tl.constexpr, DOUBT: tl.constexpr, AHEAD: tl.constexpr,
     EVEN: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    tile, column = _tile_of(tl.cdiv(rows, ROWS), tl.cdiv(channels, COLUMNS), 8)
+    tile, column = tile_of(tl.cdiv(rows, ROWS), tl.cdiv(channels, COLUMNS), 8)
     row = tile * ROWS + tl.arange(0, ROWS)
     channel = column * COLUMNS + tl.arange(0, COLUMNS)
     image, in_line, in_column = _pixel_of(row, rows, height, width)
@@ -221,8 +221,8 @@ def _by_input_kernel(
             noise = tl.load(noise_ptr + weight_where, mask=(unit < units)[:, None], other=0.0)
         if DOUBT and not AHEAD:
             in_all += tl.sum(by_var.to(tl.float32), 1)
-        through_mean = _add_product(through_mean, by_mean, weight, WIDE)
-        through_noise = _add_product(through_noise, by_var, noise, WIDE)
+        through_mean = add_product(through_mean, by_mean, weight, WIDE)
+        through_noise = add_product(through_noise, by_var, noise, WIDE)
     mask = (row < rows)[:, None] & (channel < channels)[None, :]
     x_where = row[:, None] * channels + channel[None, :]
     x = tl.load(x_ptr + x_where, mask=mask, other=0.0).to(tl.float32)
@@ -251,7 +251,7 @@ def _by_weight_kernel(
 ):  # fmt: skip
     # The tile lies transposed, (channels, units): so the tensor cores take the squares of x from registers.
     pieces = tl.cdiv(channels, ROWS)
-    tile, column = _tile_of(HIGH * ACROSS * pieces, tl.cdiv(units, COLUMNS), 8)
+    tile, column = tile_of(HIGH * ACROSS * pieces, tl.cdiv(units, COLUMNS), 8)
     split = tl.program_id(1)
     place = tile // pieces
     channel = (tile - place * pieces) * ROWS + tl.arange(0, ROWS)
@@ -350,7 +350,7 @@ def _window(weight: Tensor, geometry: Geometry) -> dict[str, int]:
 def _parts(blocks: int, rows: int, tiles: Tiles) -> int:
     """In how many parts a sum over rows is split: those that fill the GPU best, where to store and add a part takes as
     long as some ten steps."""
-    slots = _PROCESSORS * max(1, 8 // tiles.warps)
+    slots = PROCESSORS * max(1, 8 // tiles.warps)
     steps = triton.cdiv(rows, tiles.terms)
     most = max(1, min(_WAVES * slots // blocks, steps // 4))
 
@@ -375,21 +375,21 @@ def forward(
     """
     units, channels = weight.shape[:2]
     size = _out_size(x, weight, geometry)
-    mean, var = (half_kernels._like((x.shape[0], units, *size), x.dtype, x.device) for _ in range(2))
+    mean, var = (half_kernels.like((x.shape[0], units, *size), x.dtype, x.device) for _ in range(2))
     rows = x.shape[0] * size[0] * size[1]
     if not rows:
         return mean, var
     chosen = chosen or _usual(x, weight)
-    x, tiles = half_kernels._dense(x, geometry), chosen.forward
-    middle, constant_square = half_kernels._centres(centre, geometry)
+    x, tiles = half_kernels.dense(x, geometry), chosen.forward
+    middle, constant_square = half_kernels.centres(centre, geometry)
     low, noise, constant = half_kernels._noise_weights(weight.contiguous(), constant_square, weight_square, x.dtype)
     ahead = chosen.ahead and input_square is not None
-    _forward_kernel[(_blocks(rows, units, tiles),)](
+    _forward_kernel[(blocks_of(rows, units, tiles),)](
         x, low, noise, constant if middle is None else middle, constant,
         _doubt(x, weight_square, input_square) if ahead and input_square is not None else constant, mean, var, rows,
         units, channels, *x.shape[2:], *size, weight_square, 0.0 if input_square is None else input_square,
         **_window(weight, geometry), CENTRED=middle is not None, DOUBT=input_square is not None, AHEAD=ahead,
-        REGISTERS=chosen.registers, EVEN=channels % tiles.terms == 0, **_sizes(tiles),
+        REGISTERS=chosen.registers, EVEN=channels % tiles.terms == 0, **sizes_of(tiles),
     )  # fmt: skip
     return mean, var
 
@@ -405,16 +405,16 @@ def by_input(
     """
     units, channels = weight.shape[:2]
     rows = x.numel() // channels
-    x, tiles = half_kernels._dense(x, geometry), (chosen or _usual(x, weight)).by_input
+    x, tiles = half_kernels.dense(x, geometry), (chosen or _usual(x, weight)).by_input
     middle = None if centre is None else half._middle(centre, geometry).contiguous()
     low, noise, _ = half_kernels._noise_weights(weight.contiguous(), None, weight_square, x.dtype)
     out = torch.empty_like(x)
     down = torch.empty(triton.cdiv(rows, tiles.rows) if centre is not None else 0, channels, device=x.device)
-    _by_input_kernel[(_blocks(rows, channels, tiles),)](
+    _by_input_kernel[(blocks_of(rows, channels, tiles),)](
         _gradient(grad_mean, x), _gradient(grad_var, x), down if isinstance(in_all, bool) else in_all, x, low, noise,
         down if middle is None else middle, out, down, rows, units, channels, *x.shape[2:], *grad_mean.shape[2:],
         weight_square, **_window(weight, geometry), CENTRED=middle is not None, DOUBT=in_all is not False,
-        AHEAD=not isinstance(in_all, bool), EVEN=units % tiles.terms == 0, **_sizes(tiles),
+        AHEAD=not isinstance(in_all, bool), EVEN=units % tiles.terms == 0, **sizes_of(tiles),
     )  # fmt: skip
     return out, None if middle is None else down.sum(0)
 
@@ -427,13 +427,13 @@ def by_weight(
 
     `by_unit` are the gradients by the variance, added up over all pixels, `(O,)`; not needed without a centre.
     """
-    weight, x = weight.contiguous(), half_kernels._dense(x, geometry)
+    weight, x = weight.contiguous(), half_kernels.dense(x, geometry)
     units, channels, kernel = weight.shape[0], weight.shape[1], weight.shape[2:].numel()
     grad_mean, grad_var = _gradient(grad_mean, x), _gradient(grad_var, x)
     chosen = chosen or _usual(x, weight)
     rows, tiles = grad_mean.numel() // units, chosen.by_weight
-    middle, constant_square = half_kernels._centres(centre, geometry)
-    blocks = kernel * _blocks(channels, units, tiles)
+    middle, constant_square = half_kernels.centres(centre, geometry)
+    blocks = kernel * blocks_of(channels, units, tiles)
     parts = _parts(blocks, rows, tiles)
     each = triton.cdiv(triton.cdiv(rows, parts), tiles.terms) * tiles.terms
     parts = max(1, triton.cdiv(rows, each))
@@ -442,9 +442,9 @@ def by_weight(
     _by_weight_kernel[(blocks, parts)](
         grad_mean, grad_var, x, whole if middle is None else middle, whole[0], whole[1], rows, units, channels,
         *x.shape[2:], each, OUT_HEIGHT=out_height, OUT_WIDTH=out_width, **_window(weight, geometry),
-        CENTRED=middle is not None, REGISTERS=chosen.registers, **_sizes(tiles),
+        CENTRED=middle is not None, REGISTERS=chosen.registers, **sizes_of(tiles),
     )  # fmt: skip
-    chunks = half_kernels._CHUNKS if constant_square is not None else min(units, 128)
+    chunks = half_kernels.CHUNKS if constant_square is not None else min(units, 128)
     down = torch.empty((chunks, *weight.shape[1:]) if constant_square is not None else 0, device=x.device)
     out = torch.empty_like(weight)
     _finish_kernel[(triton.cdiv(channels * kernel, 256), chunks)](
@@ -467,7 +467,7 @@ def backward(
     grad_x = grad_centre = by_unit = None
     in_all: Tensor | bool = input_square is not None
     if centre is not None or (need_x and in_all and (chosen or _usual(x, weight)).ahead):
-        by_row, by_unit = half_kernels._sums(grad_var, centre is not None)
+        by_row, by_unit = half_kernels.sums(grad_var, centre is not None)
         in_all = in_all and by_row
     if need_x:
         grad_x, grad_centre = by_input(grad_mean, grad_var, x, weight, centre, weight_square, in_all, geometry, chosen)
@@ -481,7 +481,7 @@ def _doubt(x: Tensor, weight_square: float, input_square: float) -> Tensor:
     """a² Σ ν over the channels of each pixel, `(N, 1, H, W)`."""
     channels = x.shape[1]
     rows = x.numel() // channels
-    tile = half_kernels._tile(channels, rows, 8192)
+    tile = half_kernels.tile_for(channels, rows, 8192)
     doubt = torch.empty((x.shape[0], 1, *x.shape[2:]), device=x.device)
     _doubt_kernel[(triton.cdiv(rows, tile["ROWS"]),)](x, doubt, rows, channels, weight_square, input_square, **tile)
     return doubt
