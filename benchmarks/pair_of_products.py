@@ -163,7 +163,7 @@ def errors(tensors: Operands, geometry: Geometry | None, name: str) -> tuple[flo
         var += (noise * middle.square()).sum((1, 2, 3)).reshape(-1, 1, 1)
         var += multiply(1 - x.square(), noise + weight.square())
     first, second = (
-        float((ours.double() - wanted).norm() / wanted.norm()) for ours, wanted in zip(got, truth, strict=True)
+        float((ours.double() - wanted).norm() / wanted.norm()) for ours, wanted in zip(got, (mean, var), strict=True)
     )
     return first, second
 

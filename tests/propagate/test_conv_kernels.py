@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from bqn.propagate import conv_kernels, half, half_kernels
 from bqn.propagate.conv_kernels import Plan
-from bqn.propagate.pair_kernels import PROCESSORS, Tiles, add_product, blocks_of, sizes_of, tile_of
+from bqn.propagate.pair_kernels import Tiles
 from bqn.propagate.products import Geometry
 from bqn.propagate.windows import over_places
 
