@@ -44,6 +44,7 @@ SAME3, SAME5 = Geometry((1, 1), (1, 1), (1, 1), 1), Geometry((1, 1), (2, 2), (1,
 CONVOLUTIONS = {  # inputs, outputs, kernel, image side
     "VGG": ((128, 128, 3, 32), (128, 256, 3, 16), (256, 256, 3, 16), (256, 512, 3, 8), (512, 512, 3, 8)),
     "CNN": ((64, 64, 5, 14),),
+    "ResNet": ((64, 64, 3, 32),),
 }
 FEW = ("4096³", "8192 → 1024, batch 100", "128 → 128 at 32², batch 100", "512 → 512 at 8², batch 100")
 CACHE = 120e6  # bytes: more than twice what a Hopper GPU keeps
@@ -301,8 +302,7 @@ def tune(levels: bool) -> list[dict[str, Any]]:
 
 
 def tune_convolutions() -> list[dict[str, Any]]:
-    """The same for convolutions of the VGG at batch 100. "ahead" has sums of each pixel from a pass of its own, which
-    forward includes and by_input is handed; "sums" is that of backward. "registers" is ahead too."""
+    """The same for convolutions of the VGG at batch 100; "sums" are those that backward hands to both."""
     triton = conv_kernels()
     from bqn.propagate import half_kernels
 
@@ -313,18 +313,11 @@ def tune_convolutions() -> list[dict[str, Any]]:
         grads = [torch.randn_like(x) for _ in range(2)]
         by_row, by_unit = half_kernels.sums(grads[1], True)
         for tiles in triton.CHOICES:
-            ahead = triton.Plan(tiles, tiles, tiles, True, False)
-            within, registers = ahead._replace(ahead=False), ahead._replace(registers=True)
+            plan = triton.Plan(tiles, tiles, tiles)
             works: dict[str, Work] = {
-                "forward": partial(triton.forward, x, weight, centre, 1.0, 1.0, SAME3, within),
-                "forward ahead": partial(triton.forward, x, weight, centre, 1.0, 1.0, SAME3, ahead),
-                "forward registers": partial(triton.forward, x, weight, centre, 1.0, 1.0, SAME3, registers),
-                "by_input": partial(triton.by_input, *grads, x, weight, centre, 1.0, True, SAME3, within),
-                "by_input ahead": partial(triton.by_input, *grads, x, weight, centre, 1.0, by_row, SAME3, ahead),
-                "by_weight": partial(triton.by_weight, *grads, x, weight, centre, 1.0, by_unit, SAME3, ahead),
-                "by_weight registers": partial(
-                    triton.by_weight, *grads, x, weight, centre, 1.0, by_unit, SAME3, registers
-                ),
+                "forward": partial(triton.forward, x, weight, centre, 1.0, 1.0, SAME3, plan),
+                "by_input": partial(triton.by_input, *grads, x, weight, centre, 1.0, by_row, SAME3, plan),
+                "by_weight": partial(triton.by_weight, *grads, x, weight, centre, 1.0, by_unit, SAME3, plan),
             }
             rows.append(tuned(what, tiles, works))
         sums = each_ms([partial(half_kernels.sums, grads[1], True)], True)

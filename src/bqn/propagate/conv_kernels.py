@@ -42,48 +42,30 @@ _WAVES = 4  # of blocks over the GPU, at most, when a sum is split
 CHOICES = (
     Tiles(128, 128, 64, 8, 3),
     Tiles(128, 128, 64, 8, 4),
-    Tiles(128, 128, 32, 8, 4),
-    Tiles(128, 64, 64, 4, 3),
-    Tiles(128, 64, 64, 4, 4),
     Tiles(64, 128, 64, 4, 3),
-    Tiles(64, 128, 64, 4, 4),
+    Tiles(128, 64, 64, 4, 3),
     Tiles(64, 64, 64, 4, 3),
-    Tiles(64, 64, 64, 4, 4),
 )
 
 
 class Plan(NamedTuple):
-    """How the three pairs of a layer are computed.
-
-    Attributes
-    ----------
-    forward, by_input, by_weight : Tiles
-    ahead : bool
-        Whether the doubt of each pixel, and what comes back through it, is added up in a pass ahead, else by each tile:
-        one read more for all, or one of shared memory in each step.
-    registers : bool
-        Whether the tensor cores take x from registers as they do its squares, else from shared memory.
-    """
+    """How the three pairs of a layer are cut."""
 
     forward: Tiles
     by_input: Tiles
     by_weight: Tiles
-    ahead: bool
-    registers: bool
 
 
 def plan(rows: int, units: int, channels: int) -> Plan:
-    """The usual plan for so many pixels; `benchmarks/pair_of_products.py` compares all."""
-
-    def suited(pixels: int, columns: int) -> Tiles:
-        large, narrow, small = CHOICES[0], CHOICES[3], CHOICES[7]
-        if columns <= narrow.columns:
-            return narrow if pixels >= PROCESSORS * narrow.rows else small
-        return large if pixels * columns >= PROCESSORS * large.rows * large.columns else small
-
-    large, small = CHOICES[0], CHOICES[7]
-    by_weight = large if min(units, channels) >= large.columns else small
-    return Plan(suited(rows, units), suited(rows, channels), by_weight, True, False)
+    """What was fastest for so many pixels on an H200; `benchmarks/pair_of_products.py --tune` compares all."""
+    large, deep, wide, tall, small = CHOICES
+    narrow = tall if rows >= 2 * PROCESSORS * tall.rows else small
+    by_weight = wide if units > 2 * wide.columns else deep
+    return Plan(
+        wide if units > tall.columns else narrow,
+        large if channels > tall.columns else narrow,
+        by_weight if min(units, channels) > small.columns else small,
+    )
 
 
 @triton.jit
@@ -96,14 +78,6 @@ def _pixel_of(row, rows, height, width):
 @triton.jit
 def _inside(line, column, height, width):
     return (line >= 0) & (line < height) & (column >= 0) & (column < width)
-
-
-@triton.jit
-def _add_pair(mean, noise, x, wide, squares, by_mean, by_noise, REGISTERS: tl.constexpr, WIDE: tl.constexpr):
-    """Adds x times one operand to the mean and the squares times the other to the noise; `wide` is x in float32."""
-    left = (wide + 0.0).to(x.dtype) if REGISTERS else x  # a sum, or the compiler would see that it is x
-    mean = add_product(mean, left, by_mean, WIDE)
-    return mean, add_product(noise, squares.to(x.dtype), by_noise, WIDE)
 
 
 @triton.jit
@@ -121,10 +95,9 @@ def _doubt_kernel(x_ptr, doubt_ptr, rows, channels, square, input_square, ROWS: 
 @triton.jit
 def _forward_kernel(
     x_ptr, weight_ptr, noise_ptr, centre_ptr, constant_ptr, doubt_ptr, mean_ptr, var_ptr, rows, units, channels,
-    height, width, out_height, out_width, square, input_square, HIGH: tl.constexpr, ACROSS: tl.constexpr,
-    TOP: tl.constexpr, LEFT: tl.constexpr, CENTRED: tl.constexpr, DOUBT: tl.constexpr, AHEAD: tl.constexpr,
-    REGISTERS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    TERMS: tl.constexpr,
+    height, width, out_height, out_width, HIGH: tl.constexpr, ACROSS: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, CENTRED: tl.constexpr, DOUBT: tl.constexpr, EVEN: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     tile, column = tile_of(tl.cdiv(rows, ROWS), tl.cdiv(units, COLUMNS), 8)
     row = tile * ROWS + tl.arange(0, ROWS)
@@ -135,7 +108,6 @@ def _forward_kernel(
     weight_start = (unit % units)[None, :] * (HIGH * ACROSS * channels)  # beyond the edge: computed again, not stored
     mean = tl.zeros((ROWS, COLUMNS), tl.float32)
     var = tl.zeros((ROWS, COLUMNS), tl.float32)
-    known = tl.zeros((ROWS,), tl.float32)
     pieces = tl.cdiv(channels, TERMS)
     for step in range(HIGH * ACROSS * pieces):  # one loop, so that loads run ahead from place to place
         place = step // pieces
@@ -154,15 +126,14 @@ def _forward_kernel(
             weight = tl.load(weight_ptr + weight_where, mask=known_channel[:, None], other=0.0)
             noise = tl.load(noise_ptr + weight_where, mask=known_channel[:, None], other=0.0)
         wide = x.to(tl.float32)
-        if DOUBT and not AHEAD:
-            known += tl.sum(wide * wide, 1)
         if CENTRED:
             centre = tl.load(centre_ptr + channel, mask=channel < channels, other=0.0)[None, :]
             squares = wide * (wide - 2 * centre)
         else:
             squares = wide * wide
-        mean, var = _add_pair(mean, var, x, wide, squares, weight, noise, REGISTERS, WIDE)
-    if DOUBT and AHEAD:
+        mean = add_product(mean, x, weight, WIDE)  # before the noise, or the compiler lets neither run ahead
+        var = add_product(var, squares.to(x.dtype), noise, WIDE)
+    if DOUBT:
         doubt = tl.zeros((ROWS,), tl.float32)
         pixel = (image * height + line) * width + left
         for place in range(HIGH * ACROSS):
@@ -170,11 +141,6 @@ def _forward_kernel(
             there = _inside(line + down, left + right, height, width)
             doubt += tl.load(doubt_ptr + pixel + down * width + right, mask=there, other=0.0)
         var += doubt[:, None]
-    elif DOUBT:
-        lines = tl.minimum(line + HIGH, height) - tl.maximum(line, 0)
-        columns = tl.minimum(left + ACROSS, width) - tl.maximum(left, 0)
-        seen = tl.maximum(lines, 0) * tl.maximum(columns, 0) * channels
-        var += square * (input_square * seen - known)[:, None]
     if CENTRED:
         var += tl.load(constant_ptr + unit, mask=unit < units, other=0.0)[None, :]
     where = row[:, None] * units + unit[None, :]
@@ -187,8 +153,8 @@ def _forward_kernel(
 def _by_input_kernel(
     by_mean_ptr, by_var_ptr, in_all_ptr, x_ptr, weight_ptr, noise_ptr, centre_ptr, out_ptr, centre_out_ptr,
     rows, units, channels, height, width, out_height, out_width, square, HIGH: tl.constexpr, ACROSS: tl.constexpr,
-    TOP: tl.constexpr, LEFT: tl.constexpr, CENTRED: tl.constexpr, DOUBT: tl.constexpr, AHEAD: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, CENTRED: tl.constexpr, DOUBT: tl.constexpr, EVEN: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     tile, column = tile_of(tl.cdiv(rows, ROWS), tl.cdiv(channels, COLUMNS), 8)
     row = tile * ROWS + tl.arange(0, ROWS)
@@ -198,7 +164,6 @@ def _by_input_kernel(
     grad_start = (((image * out_height + line) * out_width + left) * units)[:, None]
     through_mean = tl.zeros((ROWS, COLUMNS), tl.float32)
     through_noise = tl.zeros((ROWS, COLUMNS), tl.float32)
-    in_all = tl.zeros((ROWS,), tl.float32)
     pieces = tl.cdiv(units, TERMS)
     size = HIGH * ACROSS * channels
     for step in range(HIGH * ACROSS * pieces):
@@ -219,8 +184,6 @@ def _by_input_kernel(
             by_var = tl.load(by_var_ptr + where, mask=there, other=0.0)
             weight = tl.load(weight_ptr + weight_where, mask=(unit < units)[:, None], other=0.0)
             noise = tl.load(noise_ptr + weight_where, mask=(unit < units)[:, None], other=0.0)
-        if DOUBT and not AHEAD:
-            in_all += tl.sum(by_var.to(tl.float32), 1)
         through_mean = add_product(through_mean, by_mean, weight, WIDE)
         through_noise = add_product(through_noise, by_var, noise, WIDE)
     mask = (row < rows)[:, None] & (channel < channels)[None, :]
@@ -232,12 +195,12 @@ def _by_input_kernel(
         centre = tl.load(centre_ptr + channel, mask=channel < channels, other=0.0)[None, :]
         pull = 2 * (x - centre) * through_noise
     if DOUBT:
-        if AHEAD:
-            pixel = (image * out_height + line) * out_width + left
-            for place in range(HIGH * ACROSS):
-                down, right = place // ACROSS, place % ACROSS
-                there = _inside(line - down, left - right, out_height, out_width)
-                in_all += tl.load(in_all_ptr + pixel - down * out_width - right, mask=there, other=0.0)
+        in_all = tl.zeros((ROWS,), tl.float32)
+        pixel = (image * out_height + line) * out_width + left
+        for place in range(HIGH * ACROSS):
+            down, right = place // ACROSS, place % ACROSS
+            there = _inside(line - down, left - right, out_height, out_width)
+            in_all += tl.load(in_all_ptr + pixel - down * out_width - right, mask=there, other=0.0)
         pull -= 2 * square * x * in_all[:, None]
     tl.store(out_ptr + x_where, through_mean + pull, mask=mask)
 
@@ -246,8 +209,8 @@ def _by_input_kernel(
 def _by_weight_kernel(
     by_mean_ptr, by_var_ptr, x_ptr, centre_ptr, mean_out_ptr, noise_out_ptr, rows, units, channels, height, width, part,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, HIGH: tl.constexpr, ACROSS: tl.constexpr, TOP: tl.constexpr,
-    LEFT: tl.constexpr, CENTRED: tl.constexpr, REGISTERS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, TERMS: tl.constexpr,
+    LEFT: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TERMS: tl.constexpr,
 ):  # fmt: skip
     # The tile lies transposed, (channels, units): so the tensor cores take the squares of x from registers.
     pieces = tl.cdiv(channels, ROWS)
@@ -276,9 +239,8 @@ def _by_weight_kernel(
         by_var = tl.load(by_var_ptr + where, mask=(row < last)[:, None], other=0.0)
         wide = x.to(tl.float32)
         squares = wide * (wide - twice) if CENTRED else wide * wide
-        through_mean, through_noise = _add_pair(
-            through_mean, through_noise, x, wide, squares, by_mean, by_var, REGISTERS, WIDE
-        )
+        through_mean = add_product(through_mean, x, by_mean, WIDE)
+        through_noise = add_product(through_noise, squares.to(x.dtype), by_var, WIDE)
     size = HIGH * ACROSS * channels
     where = unit[None, :] * size + place * channels + channel[:, None] + split.to(tl.int64) * (units * size)
     mask = (channel < channels)[:, None] & (unit < units)[None, :]
@@ -379,42 +341,38 @@ def forward(
     rows = x.shape[0] * size[0] * size[1]
     if not rows:
         return mean, var
-    chosen = chosen or _usual(x, weight)
-    x, tiles = half_kernels.dense(x, geometry), chosen.forward
+    x, tiles = half_kernels.dense(x, geometry), (chosen or _usual(x, weight)).forward
     middle, constant_square = half_kernels.centres(centre, geometry)
-    low, noise, constant = half_kernels._noise_weights(weight.contiguous(), constant_square, weight_square, x.dtype)
-    ahead = chosen.ahead and input_square is not None
+    low, noise, constant = half_kernels.noise_weights(weight.contiguous(), constant_square, weight_square, x.dtype)
+    doubt = constant if input_square is None else _doubt(x, weight_square, input_square)
     _forward_kernel[(blocks_of(rows, units, tiles),)](
-        x, low, noise, constant if middle is None else middle, constant,
-        _doubt(x, weight_square, input_square) if ahead and input_square is not None else constant, mean, var, rows,
-        units, channels, *x.shape[2:], *size, weight_square, 0.0 if input_square is None else input_square,
-        **_window(weight, geometry), CENTRED=middle is not None, DOUBT=input_square is not None, AHEAD=ahead,
-        REGISTERS=chosen.registers, EVEN=channels % tiles.terms == 0, **sizes_of(tiles),
+        x, low, noise, constant if middle is None else middle, constant, doubt, mean, var, rows, units, channels,
+        *x.shape[2:], *size, **_window(weight, geometry), CENTRED=middle is not None, DOUBT=input_square is not None,
+        EVEN=channels % tiles.terms == 0, **sizes_of(tiles),
     )  # fmt: skip
     return mean, var
 
 
 def by_input(
     grad_mean: Tensor, grad_var: Tensor, x: Tensor, weight: Tensor, centre: Tensor | None, weight_square: float,
-    in_all: Tensor | bool, geometry: Geometry, chosen: Plan | None = None,
+    in_all: Tensor | None, geometry: Geometry, chosen: Plan | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Gradients by x and, if there is a centre, by that of each channel through the inputs, `(C,)`.
 
-    `in_all` are the gradients by the variance, added up over the units, `(N, 1, H, W)`, or whether each tile adds them
-    up: False for inputs that are known.
+    `in_all` are the gradients by the variance, added up over the units, `(N, 1, H, W)`; None for inputs that are known.
     """
     units, channels = weight.shape[:2]
     rows = x.numel() // channels
     x, tiles = half_kernels.dense(x, geometry), (chosen or _usual(x, weight)).by_input
     middle = None if centre is None else half._middle(centre, geometry).contiguous()
-    low, noise, _ = half_kernels._noise_weights(weight.contiguous(), None, weight_square, x.dtype)
+    low, noise, _ = half_kernels.noise_weights(weight.contiguous(), None, weight_square, x.dtype)
     out = torch.empty_like(x)
     down = torch.empty(triton.cdiv(rows, tiles.rows) if centre is not None else 0, channels, device=x.device)
     _by_input_kernel[(blocks_of(rows, channels, tiles),)](
-        _gradient(grad_mean, x), _gradient(grad_var, x), down if isinstance(in_all, bool) else in_all, x, low, noise,
+        _gradient(grad_mean, x), _gradient(grad_var, x), down if in_all is None else in_all, x, low, noise,
         down if middle is None else middle, out, down, rows, units, channels, *x.shape[2:], *grad_mean.shape[2:],
-        weight_square, **_window(weight, geometry), CENTRED=middle is not None, DOUBT=in_all is not False,
-        AHEAD=not isinstance(in_all, bool), EVEN=units % tiles.terms == 0, **sizes_of(tiles),
+        weight_square, **_window(weight, geometry), CENTRED=middle is not None, DOUBT=in_all is not None,
+        EVEN=units % tiles.terms == 0, **sizes_of(tiles),
     )  # fmt: skip
     return out, None if middle is None else down.sum(0)
 
@@ -430,8 +388,7 @@ def by_weight(
     weight, x = weight.contiguous(), half_kernels.dense(x, geometry)
     units, channels, kernel = weight.shape[0], weight.shape[1], weight.shape[2:].numel()
     grad_mean, grad_var = _gradient(grad_mean, x), _gradient(grad_var, x)
-    chosen = chosen or _usual(x, weight)
-    rows, tiles = grad_mean.numel() // units, chosen.by_weight
+    rows, tiles = grad_mean.numel() // units, (chosen or _usual(x, weight)).by_weight
     middle, constant_square = half_kernels.centres(centre, geometry)
     blocks = kernel * blocks_of(channels, units, tiles)
     parts = _parts(blocks, rows, tiles)
@@ -442,7 +399,7 @@ def by_weight(
     _by_weight_kernel[(blocks, parts)](
         grad_mean, grad_var, x, whole if middle is None else middle, whole[0], whole[1], rows, units, channels,
         *x.shape[2:], each, OUT_HEIGHT=out_height, OUT_WIDTH=out_width, **_window(weight, geometry),
-        CENTRED=middle is not None, REGISTERS=chosen.registers, **sizes_of(tiles),
+        CENTRED=middle is not None, **sizes_of(tiles),
     )  # fmt: skip
     chunks = half_kernels.CHUNKS if constant_square is not None else min(units, 128)
     down = torch.empty((chunks, *weight.shape[1:]) if constant_square is not None else 0, device=x.device)
@@ -464,12 +421,11 @@ def backward(
         empty = torch.empty_like(x) if need_x else None
         return empty, torch.zeros_like(weight), None if centre is None else torch.zeros_like(centre)
     grad_mean, grad_var = _gradient(grad_mean, x), _gradient(grad_var, x)
-    grad_x = grad_centre = by_unit = None
-    in_all: Tensor | bool = input_square is not None
-    if centre is not None or (need_x and in_all and (chosen or _usual(x, weight)).ahead):
+    grad_x = grad_centre = by_row = by_unit = None
+    if centre is not None or (need_x and input_square is not None):
         by_row, by_unit = half_kernels.sums(grad_var, centre is not None)
-        in_all = in_all and by_row
     if need_x:
+        in_all = None if input_square is None else by_row
         grad_x, grad_centre = by_input(grad_mean, grad_var, x, weight, centre, weight_square, in_all, geometry, chosen)
     grad_weight, shared = by_weight(grad_mean, grad_var, x, weight, centre, weight_square, by_unit, geometry, chosen)
     if grad_centre is not None and shared is not None and centre is not None:
