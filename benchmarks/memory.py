@@ -11,9 +11,10 @@ batch norm and ReLU, both in bfloat16 and both in float32, launched one by one:
   holds the gradients of the parameters too, of which ours have two a weight.
 
 Where the plain network is 1, the floor is 1 and the aim 1.5. With `--compile` ours is measured compiled too, as the
-recipes train it. `--profile` lists instead what is allocated at the moment of the peak, by the line of the package that
-asked for it; what torch's own backward asks for has no line. Without a CUDA device nothing is computed: shapes and
-dtypes alone say what is kept (`--device meta`).
+recipes train it, and frugal, as with `checkpoint_activations`. `--profile` lists instead what is allocated at the
+moment of the peak, by the line of the package that asked for it; what torch's own backward asks for has no line.
+Without a CUDA device nothing is computed: shapes and dtypes alone say what is kept (`--device meta`), with `--compile`
+what the compiler would keep, had the network a GPU.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ import gc
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 
 import bqn
 from bqn.data import to_input
-from bqn.propagate import half
+from bqn.propagate import clt, cpu, half
 from bqn.training.compiler import compiled
 from gpu_step import SHAPES, rival
 from timing import hardware, write
@@ -44,11 +45,13 @@ MAKERS = {"mlp": lambda: bqn.models.mlp(784, 10), "cnn": lambda: bqn.models.cnn(
           "vgg": lambda: bqn.models.vgg((3, 32, 32), 10)}  # fmt: skip
 
 
-def ours(model: str, pixels: Tensor, y: Tensor, low: bool, compiles: bool = False) -> tuple[nn.Module, Loss]:
+def ours(
+    model: str, pixels: Tensor, y: Tensor, low: bool, compiles: bool = False, frugal: bool = False
+) -> tuple[nn.Module, Loss]:
     net = MAKERS[model]().to(pixels.device)
     net.validate = False
     lam = torch.tensor(1e-4, device=pixels.device)
-    objective = compiled(net.elbo_terms) if compiles else net.elbo_terms
+    objective = compiled(net.elbo_terms, frugal) if compiles else net.elbo_terms
 
     def loss() -> Tensor:
         with half.lowered() if low else nullcontext():
@@ -89,6 +92,49 @@ def kept_bytes(net: nn.Module, loss: Loss) -> int:
     total = sum(kept.values())
     del value
     return total
+
+
+class _EnoughError(Exception):
+    """All that was asked of the compiler."""
+
+
+def kept_by_compiler(model: str, batch: int, low: bool, frugal: bool) -> int:
+    """What the compiler would keep on a GPU, by shapes: it decides before it makes a kernel, and is stopped there."""
+    from torch._functorch.aot_autograd import aot_module_simplified
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    kept: list[int] = []
+
+    def forward(traced: torch.fx.GraphModule, _: Any) -> Any:
+        (output,) = (node for node in traced.graph.nodes if node.op == "output")
+        made = {node for node in output.args[0] if node is not None and node.op != "placeholder"}
+        values = [node.meta["val"] for node in made if isinstance(node.meta.get("val"), Tensor)]
+        kept.append(sum(value.numel() * value.element_size() for value in values))
+        raise _EnoughError
+
+    def stopped(traced: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        return aot_module_simplified(
+            traced, examples, fw_compiler=forward, bw_compiler=forward, decompositions=select_decomp_table(),
+            partition_fn=min_cut_rematerialization_partition,
+        )  # fmt: skip
+
+    torch.compiler.reset()
+    pixels, y = examples(model, batch, "cpu")
+    plain_compile = torch.compile
+    with (
+        patch("torch.compile", lambda work, **options: plain_compile(work, backend=stopped, **options)),
+        patch.object(cpu, "_library", None),  # what a CPU does in its own way
+        patch.object(half, "_operand", lambda tensor: tensor),
+        patch.object(clt, "_GATHER_ON", ("cpu",)),
+    ):
+        _, loss = ours(model, pixels, y, low, True, frugal)
+        try:
+            loss()
+        except Exception:  # the compiler's own, around ours
+            if not kept:
+                raise
+    return kept[0]
 
 
 def settle(net: nn.Module, loss: Loss) -> None:
@@ -165,30 +211,35 @@ def measure(model: str, batch: int, low: bool, device: str, compiles: bool) -> d
     pixels, y = examples(model, batch, device)
     row: dict[str, Any] = {"what": model, "batch": batch, "precision": "bf16" if low else "float32"}
     makers: dict[str, Callable[..., tuple[nn.Module, Loss]]] = {"plain": plain, "ours": ours}
-    if compiles:
-        makers["compiled"] = partial(ours, compiles=True)
     for name, make in makers.items():
-        net, loss = make(model, pixels, y, low)
-        row[name] = {} if name == "compiled" else {"kept": kept_bytes(net, loss)}  # hooks do not see compiled code
-        if device == "cuda":
-            row[name]["peak"] = peak_bytes(net, loss)
-        row[name]["parameters"] = sum(4 * parameter.numel() for parameter in net.parameters())
-        del net, loss
-        gc.collect()
+        row[name] = measured(*make(model, pixels, y, low), device)
     row["ratio"] = {key: row["ours"][key] / row["plain"][key] for key in row["plain"] if key != "parameters"}
-    if compiles:
-        row["ratio"]["compiled peak"] = row["compiled"]["peak"] / row["plain"]["peak"]
+    for name, frugal in {"compiled": False, "frugal": True}.items() if compiles else ():
+        if device == "cuda":
+            torch.compiler.reset()
+            row[name] = {"peak": peak_bytes(*ours(model, pixels, y, low, True, frugal))}  # no hook sees what is kept
+        else:
+            row[name] = {"kept": kept_by_compiler(model, batch, low, frugal)}
+        row["ratio"] |= {f"{name} {key}": value / row["plain"][key] for key, value in row[name].items()}
     return row
+
+
+def measured(net: nn.Module, loss: Loss, device: str) -> dict[str, int]:
+    found = {"kept": kept_bytes(net, loss)}
+    if device == "cuda":
+        found["peak"] = peak_bytes(net, loss)
+    return found | {"parameters": sum(4 * parameter.numel() for parameter in net.parameters())}
 
 
 def show(row: dict[str, Any]) -> None:
     cells = "".join(
-        f"  {key}: plain {row['plain'][key] / 1e6:8.1f}, ours {row['ours'][key] / 1e6:8.1f} ({ratio:.2f}×)"
-        for key, ratio in row["ratio"].items()
-        if key != "compiled peak"
+        f"  {key}: plain {row['plain'][key] / 1e6:8.1f}, ours {row['ours'][key] / 1e6:8.1f} ({row['ratio'][key]:.2f}×)"
+        for key in ("kept", "peak")
+        if key in row["ratio"]
     )
-    if "compiled" in row:
-        cells += f"  compiled {row['compiled']['peak'] / 1e6:8.1f} ({row['ratio']['compiled peak']:.2f}×)"
+    for name in ("compiled", "frugal"):
+        for key, value in row.get(name, {}).items():
+            cells += f"  {name}, {key}: {value / 1e6:8.1f} ({row['ratio'][f'{name} {key}']:.2f}×)"
     print(f"{row['what']} {row['precision']:8s}{cells}", flush=True)
 
 
@@ -210,8 +261,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("memory: there is no CUDA device")
-    if args.device == "meta" and (args.compile or args.profile):
-        raise SystemExit("memory: --compile and --profile need a CUDA device")
+    if args.device == "meta" and args.profile:
+        raise SystemExit("memory: --profile needs a CUDA device")
     torch.manual_seed(0)
     print(f"{hardware()}, batch {args.batch}, megabytes (times the plain network; floor 1, aim 1.5)")
     rows = []

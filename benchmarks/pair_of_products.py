@@ -8,12 +8,11 @@ In bfloat16 on a CUDA device, as CUDA graphs and over buffers in turn, so that n
 - the convolutions of the CNN and VGG, channels last, at batch 100 and 512, with the centre that batch norm asks for. It
   costs no product of its own; "uncentred" is without.
 
-The floor is two products of the library, six for forward and backward. Beside it `half.moments` in five forms: plain
+The floor is two products of the library, six for forward and backward. Beside it `half.moments` in four forms: plain
 torch passes around products of the library; the same with Triton for all that is done element by element
-(`half_kernels`); products in Triton too, of matrices (`pair_kernels`) and of convolutions as implicit gemm
-(`conv_kernels`); with `--compiled`, on few shapes only, by torch.compile. Shares are floor over time; the aim is 70 %.
-Errors are relative to float64. `--tune` times all tiles of `pair_kernels` on two shapes and of `conv_kernels` on three
-instead; `--profile` lists the kernels of the form that a network uses beside those of
+(`half_kernels`); products in Triton too (`pair_kernels`, matrix products only); with `--compiled`, on few shapes only,
+by torch.compile. Shares are floor over time; the aim is 70 %. Errors are relative to float64. `--tune` times all tiles
+of `pair_kernels` on two shapes instead; `--profile` lists the kernels of the form that a network uses beside those of
 the floor, with what each takes. `--device cpu` tries the program out on small shapes.
 
 `--levels` is for weights of four levels and inputs ±1, which take three products, nine with backward, on fewer shapes;
@@ -44,7 +43,6 @@ SAME3, SAME5 = Geometry((1, 1), (1, 1), (1, 1), 1), Geometry((1, 1), (2, 2), (1,
 CONVOLUTIONS = {  # inputs, outputs, kernel, image side
     "VGG": ((128, 128, 3, 32), (128, 256, 3, 16), (256, 256, 3, 16), (256, 512, 3, 8), (512, 512, 3, 8)),
     "CNN": ((64, 64, 5, 14),),
-    "ResNet": ((64, 64, 3, 32),),
 }
 FEW = ("4096³", "8192 → 1024, batch 100", "128 → 128 at 32², batch 100", "512 → 512 at 8², batch 100")
 CACHE = 120e6  # bytes: more than twice what a Hopper GPU keeps
@@ -105,26 +103,18 @@ def library(tensors: Operands, geometry: Geometry | None, backward: bool) -> Wor
     return work
 
 
-FORMS = {  # which of half_kernels, pair_kernels and conv_kernels there are
-    "passes": (False, False, False),
-    "kernels": (True, False, False),
-    "pair": (True, True, False),
-    "implicit": (True, False, True),
-    "compiled": (False, False, False),
-}
+FORMS = {"passes": (False, False), "kernels": (True, False), "pair": (True, True), "compiled": (False, False)}
 
 
 @contextmanager
 def form(name: str) -> Iterator[None]:
-    """`half.moments` in one form; with products in Triton on all shapes, a network has them only where they pay."""
-    kernels, pair, implicit = FORMS[name]
+    """`half.moments` in one form; in `pair_kernels` on all shapes, where a network has them only where they pay."""
+    kernels, pair = FORMS[name]
     with ExitStack() as stack:
         stack.enter_context(half.lowered())
-        stack.enter_context(patch.multiple(half, KERNELS=kernels, PAIR_KERNELS=pair, CONV_KERNELS=implicit))
+        stack.enter_context(patch.multiple(half, KERNELS=kernels, PAIR_KERNELS=pair))
         if pair:
             stack.enter_context(patch("bqn.propagate.pair_kernels.pays", lambda *_: True))
-        if implicit:
-            stack.enter_context(patch("bqn.propagate.conv_kernels.pays", lambda *_: True))
         yield
 
 
@@ -148,23 +138,18 @@ def layer(tensors: Operands, geometry: Geometry | None, backward: bool, name: st
     return work
 
 
-def errors(tensors: Operands, geometry: Geometry | None, name: str) -> tuple[float, float]:
+def errors(tensors: Operands, name: str) -> tuple[float, float]:
     """Of mean and variance, relative to float64."""
     with form(name), torch.no_grad():
-        got = tensors.moments(geometry)
-    x, weight = tensors.x.double(), tensors.weight.double()
-    noise = 1 - weight.square() if tensors.noise is None else tensors.noise.double()
-    centre = torch.zeros_like(weight[0]) if tensors.centre is None else tensors.centre.double()
-    if geometry is None:
-        mean, var = F.linear(x, weight), F.linear((x - centre).square(), noise)
-        var += F.linear(1 - x.square(), noise + weight.square())
-    else:
-        multiply, middle = partial(F.conv2d, padding=geometry.padding), half._middle(centre, geometry)
-        mean, var = multiply(x, weight), multiply(x * (x - 2 * middle), noise)
-        var += (noise * middle.square()).sum((1, 2, 3)).reshape(-1, 1, 1)
-        var += multiply(1 - x.square(), noise + weight.square())
+        got = tensors.moments(None)
+    x, weight, centre, noise = (None if each is None else each.double() for each in tensors)
+    assert x is not None
+    assert weight is not None
+    noise = 1 - weight.square() if noise is None else noise
+    var = F.linear((x if centre is None else x - centre).square(), noise)
+    truth = (F.linear(x, weight), var + F.linear(1 - x.square(), noise + weight.square()))
     first, second = (
-        float((ours.double() - wanted).norm() / wanted.norm()) for ours, wanted in zip(got, (mean, var), strict=True)
+        float((ours.double() - wanted).norm() / wanted.norm()) for ours, wanted in zip(got, truth, strict=True)
     )
     return first, second
 
@@ -176,11 +161,7 @@ def measure(case: Case, device: str, compiled: bool, levels: bool) -> list[dict[
     name, x_shape, w_shape, geometry = case
     cuda, count = device != "cpu", 1 if compiled else copies(x_shape, w_shape, device)
     sets = [operands(x_shape, w_shape, device, levels) for _ in range(count)]
-    forms = ["passes", "kernels"]
-    if geometry is None:
-        forms.append("pair")
-    elif not levels:
-        forms.append("implicit")
+    forms = ["passes", "kernels"] if geometry is not None else ["passes", "kernels", "pair"]
     forms += ["compiled"] if compiled else []
     rows = []
     for backward in (False, True):
@@ -192,9 +173,8 @@ def measure(case: Case, device: str, compiled: bool, levels: bool) -> list[dict[
         times = {kind: each_ms(work, cuda, 0.01) for kind, work in works.items()}
         row: dict[str, Any] = {"what": name, "pass": "forward and backward" if backward else "forward", "ms": times}
         row["share"] = {kind: times["floor"] / value for kind, value in times.items() if kind != "floor"}
-        if not backward and cuda:
-            few = sets[0] if geometry is None else sets[0]._replace(x=sets[0].x[:2])
-            row["error"] = {kind: errors(few, geometry, kind) for kind in forms if kind != "compiled"}
+        if geometry is None and not backward and cuda:
+            row["error"] = {kind: errors(sets[0], kind) for kind in ("passes", "kernels", "pair")}
         rows.append(row)
         cells = "".join(f" {kind} {value:.4f} ({times['floor'] / value:3.0%})" for kind, value in times.items())
         print(f"{name:45s}{'f+b' if backward else 'f':4s}{cells}", flush=True)
@@ -206,16 +186,12 @@ def profiled(case: Case, device: str, levels: bool = False) -> list[dict[str, An
     name, x_shape, w_shape, geometry = case
     cuda = device != "cpu"
     sets = [operands(x_shape, w_shape, device, levels) for _ in range(copies(x_shape, w_shape, device))]
-    ours = "kernels"
-    if geometry is None and cuda and pair_kernels().pays(*sets[0][:2]):
-        ours = "pair"
-    elif geometry is not None and cuda and not levels and conv_kernels().pays(*sets[0][:2], geometry):
-        ours = "implicit"
+    pair = geometry is None and cuda and pair_kernels().pays(*sets[0][:2])
     rows = []
     for backward in (False, True):
         works = {
             "floor": [library(each, geometry, backward) for each in sets],
-            "ours": [layer(each, geometry, backward, ours) for each in sets],
+            "ours": [layer(each, geometry, backward, "pair" if pair else "kernels") for each in sets],
         }
         for kind, each in works.items():
             all_of_them = partial(run_all, each)
@@ -235,12 +211,6 @@ def pair_kernels(levels: bool = False) -> Any:
     from bqn.propagate import pair_kernels, triple_kernels
 
     return triple_kernels if levels else pair_kernels
-
-
-def conv_kernels() -> Any:
-    from bqn.propagate import conv_kernels as module
-
-    return module
 
 
 def cases(device: str, levels: bool = False) -> list[Case]:
@@ -264,22 +234,10 @@ def cases(device: str, levels: bool = False) -> list[Case]:
     return [(f"{name}, D levels", *rest) for name, *rest in found] if levels else found
 
 
-def tuned(what: str, tiles: Any, works: dict[str, Work]) -> dict[str, Any]:
-    """The times of one choice; none for a kernel that does not compile or has no room, whatever it says about it."""
-    times: dict[str, float | None] = {}
-    for name, work in works.items():
-        try:
-            times[name] = each_ms([work], True)
-        except Exception as problem:
-            times[name] = None
-            print(f"{what} {tuple(tiles)} {name}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
-    cells = "".join(f"  {name} {'none' if t is None else f'{t:.4f}'}" for name, t in times.items())
-    print(f"{what:28s}{tuple(tiles)!s:24s}{cells}", flush=True)
-    return {"what": what, "tiles": tiles._asdict(), "ms": times}
-
-
 def tune(levels: bool) -> list[dict[str, Any]]:
     """All tiles for the three kernels, on a large and on a small batch."""
+    from triton.runtime.errors import OutOfResources
+
     triton = pair_kernels(levels)
     rows = []
     for batch, units, inputs in ((4096, 4096, 4096), (100, 1024, 8192)):
@@ -297,32 +255,15 @@ def tune(levels: bool) -> list[dict[str, Any]]:
                 name: partial(getattr(triton, name), *(() if name == "forward" else grads), *of, plan)
                 for name, of in kind.items()
             }
-            rows.append(tuned(f"{batch} × {inputs} × {units}", tiles, works))
-    return rows
-
-
-def tune_convolutions() -> list[dict[str, Any]]:
-    """The same for convolutions of the VGG at batch 100; "sums" are those that backward hands to both."""
-    triton = conv_kernels()
-    from bqn.propagate import half_kernels
-
-    rows = []
-    for channels, side in ((128, 32), (256, 16), (512, 8)):
-        what = f"{channels} → {channels} at {side}²"
-        x, weight, centre, _ = operands((100, channels, side, side), (channels, channels, 3, 3), "cuda", False)
-        grads = [torch.randn_like(x) for _ in range(2)]
-        by_row, by_unit = half_kernels.sums(grads[1], True)
-        for tiles in triton.CHOICES:
-            plan = triton.Plan(tiles, tiles, tiles)
-            works: dict[str, Work] = {
-                "forward": partial(triton.forward, x, weight, centre, 1.0, 1.0, SAME3, plan),
-                "by_input": partial(triton.by_input, *grads, x, weight, centre, 1.0, by_row, SAME3, plan),
-                "by_weight": partial(triton.by_weight, *grads, x, weight, centre, 1.0, by_unit, SAME3, plan),
-            }
-            rows.append(tuned(what, tiles, works))
-        sums = each_ms([partial(half_kernels.sums, grads[1], True)], True)
-        print(f"{what:28s}sums {sums:.4f}", flush=True)
-        rows.append({"what": what, "ms": {"sums": sums}})
+            times: dict[str, float | None] = {}
+            for name, work in works.items():
+                try:
+                    times[name] = each_ms([work], True)
+                except OutOfResources:
+                    times[name] = None
+            rows.append({"what": f"{batch} × {inputs} × {units}", "tiles": tiles._asdict(), "ms": times})
+            cells = "".join(f"  {name} {'none' if t is None else f'{t:.4f}'}" for name, t in times.items())
+            print(f"{batch:5d} × {inputs} × {units}  {tuple(tiles)!s:24s}{cells}", flush=True)
     return rows
 
 
@@ -342,9 +283,7 @@ def main() -> None:
     torch.manual_seed(0)
     print(hardware())
     if args.tune:
-        found = tune(args.levels) if args.part != "conv" else []
-        found += tune_convolutions() if args.part != "linear" and not args.levels else []
-        write(args.out, found, unit="ms")
+        write(args.out, tune(args.levels), unit="ms")
         return
     rows: list[dict[str, Any]] = []
     for case in cases(args.device, args.levels):

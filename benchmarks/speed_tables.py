@@ -24,7 +24,8 @@ Rows = list[dict[str, Any]]
 
 
 def pair(rows: Rows) -> str:
-    known = {"passes": "plain passes", "kernels": "fused passes", "pair": "fused products", "uncentred": "uncentred"}
+    known = {"passes": "plain passes", "kernels": "fused passes", "pair": "fused products", "uncentred": "uncentred",
+             "implicit": "implicit gemm"}  # fmt: skip
     forms = {form: name for form, name in known.items() if any(form in row["share"] for row in rows)}
     lines = [f"| layer | pass | floor, ms | {' | '.join(forms.values())} |", "|---|---|---|" + "---|" * len(forms)]
     for row in rows:
@@ -98,19 +99,16 @@ def rivals(rows: Rows) -> str:
 
 
 def memory(rows: Rows) -> str:
-    heads = [f"{kind}: {what}" for kind in ("kept", "peak") for what in ("plain, MB", "ours, MB", "ratio")]
-    compiled = ["peak, compiled: ours, MB", "ratio"] if any("compiled" in row for row in rows) else []
-    heads = ["network", "batch", "precision", *heads, *compiled]
+    """Megabytes, in parentheses times the plain network, of all forms that the record has."""
+    forms = {"plain": "plain", "ours": "ours", "compiled": "compiled", "frugal": "compiled, frugal"}
+    columns = [(kind, form) for kind in ("kept", "peak") for form in forms if kind in rows[0].get(form, {})]
+    heads = ["network", "batch", "precision", *(f"{kind}: {forms[form]}" for kind, form in columns)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         cells = [row["what"].upper(), str(row["batch"]), row["precision"]]
-        for kind in ("kept", "peak"):
-            cells += [f"{row[network][kind] / 1e6:.1f}" for network in ("plain", "ours")]
-            cells.append(f"{row['ratio'][kind]:.2f}")
-        if "compiled" in row:
-            cells += [f"{row['compiled']['peak'] / 1e6:.1f}", f"{row['ratio']['compiled peak']:.2f}"]
-        elif compiled:
-            cells += ["–", "–"]
+        for kind, form in columns:
+            times = "" if form == "plain" else f" ({row[form][kind] / row['plain'][kind]:.2f}×)"
+            cells.append(f"{row[form][kind] / 1e6:.1f}{times}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -224,10 +222,13 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "variance_precision": variance_precision,
     "pair_of_products": matrix_products,
     "pair_of_convolutions": pair,
+    "levels_products": pair,
+    "implicit_gemm": pair,
     "pair_of_products_profile": pair_profile,
     "pair_of_convolutions_profile": pair_profile,
     "rivals_profile": rivals,
     "memory": memory,
+    "memory_compiled": memory,
     "memory_profile": memory_profile,
     "cost": cost,
 }

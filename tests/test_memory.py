@@ -53,3 +53,14 @@ def test_what_is_allocated_at_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
         {"place": "propagate/half.py:7 backward", "bytes": 30, "pieces": 1},
         {"place": "torch's own backward", "bytes": 1, "pieces": 1},
     ]
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd.*should not be instantiated:DeprecationWarning")  # torch's own
+def test_a_frugal_compiler_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left to itself it keeps what our functions would form again, and more than a plain step does."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    memory = importlib.import_module("memory")
+    plain = memory.measure("mlp", 512, True, "meta", False)["ours"]["kept"]
+    frugal, left_alone = (memory.kept_by_compiler("mlp", 512, True, frugal) for frugal in (True, False))
+    assert frugal < 0.8 * plain
+    assert left_alone > plain

@@ -33,11 +33,9 @@ def moments(x: Tensor, logits: Tensor, centre: Tensor | None, geometry: products
 
 @pytest.fixture(params=["passes", "kernels", "pair"])
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In plain torch, or in Triton element by element, or products too; without a GPU in its interpreter."""
-    pair = request.param == "pair"
+    """In plain torch, or in Triton element by element, or matrix products too; without a GPU in its interpreter."""
     monkeypatch.setattr(half, "kernels_take", lambda *_: request.param != "passes")
-    monkeypatch.setattr(half, "pair_kernels_take", lambda x, weight, geometry: pair and not geometry)
-    monkeypatch.setattr(half, "conv_kernels_take", lambda x, weight, geometry: pair and geometry.stride == (1, 1))
+    monkeypatch.setattr(half, "pair_kernels_take", lambda x, weight, geometry: request.param == "pair" and not geometry)
 
 
 @pytest.mark.usefixtures("_kernels")

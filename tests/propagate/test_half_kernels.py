@@ -21,9 +21,8 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def _products_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU `pair_kernels` and `conv_kernels` would take the small layers of these tests."""
+    """On a GPU `pair_kernels` would take the small layers of these tests."""
     monkeypatch.setattr(half, "PAIR_KERNELS", False)
-    monkeypatch.setattr(half, "CONV_KERNELS", False)
 
 
 def moments_and_gradients(name: str, centred: bool, doubt: bool, turned: bool = False) -> list[Tensor | None]:

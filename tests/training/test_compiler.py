@@ -214,7 +214,8 @@ class Scaled(torch.nn.Module):
 
 
 @pytest.mark.usefixtures("_forgetting")
-def test_no_number_of_architectures_is_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("frugal", [False, True])
+def test_no_number_of_architectures_is_too_many(frugal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler would give up in silence after eight, and the check would find plain gradients right."""
     graphs: list[object] = []
 
@@ -226,8 +227,10 @@ def test_no_number_of_architectures_is_too_many(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch, "compile", lambda *args, **options: plain_compile(*args, backend=backend, **options))
     for number in range(10):
         for _ in range(2):  # the second is like the first, and takes what was made for it
-            compiler.compiled(Scaled(number + 2).elbo_terms)(torch.tensor(3.0))
+            compiler.compiled(Scaled(number + 2).elbo_terms, frugal)(torch.tensor(3.0))
         assert len(graphs) == number + 1
+    compiler.compiled(Scaled(2).elbo_terms, not frugal)(torch.tensor(3.0))  # which is not the same
+    assert len(graphs) == 11
 
 
 def test_a_run_compiles_only_what_is_recorded() -> None:
@@ -243,6 +246,7 @@ FOLLOWED = {
     "cnn": ("cnn", {"channels": (4, 4), "hidden": (8,), "mixed_precision": True}, (1, 12, 12)),
     "cnn, drawn alone": ("cnn", {"channels": (4, 4), "hidden": (8,), "drawn_alone": 1}, (1, 12, 12)),
     "vgg": ("vgg", {"channels": (4, 8), "hidden": (8,), "mixed_precision": True}, (3, 16, 16)),
+    "cnn, frugal": ("cnn", {"channels": (4, 4), "hidden": (8,), "checkpoint_activations": True}, (1, 12, 12)),
     "cnn, distilled": ("cnn", {"channels": (4, 4), "hidden": (8,), "mixed_precision": True}, (1, 12, 12)),
 }
 
@@ -266,5 +270,6 @@ def test_the_compiler_follows_every_step(name: str, monkeypatch: pytest.MonkeyPa
     net = build_model(config, shape, 3)
     trainer = Trainer(Pupil(net.eval()) if distilled else net, images, None, config, torch.device("cpu"))
     trainer.state.position = config.drawn_alone  # the first step of these is analytic, which "cnn" has in its half
-    check(trainer)
+    with trainer.at_work():
+        check(trainer)
     assert trainer.compiles

@@ -33,8 +33,9 @@ from bqn.propagate.neighbours import Neighbours
 from bqn.propagate.products import Geometry, per_unit, product
 from bqn.propagate.windows import output_size, over_places, windows
 
-# Largest fan-in of a convolution whose windows are gathered.
+# Largest fan-in of a convolution whose windows are gathered, and where.
 _GATHER_UP_TO = 128
+_GATHER_ON = ("cuda",)
 
 
 class _TwoProducts(torch.autograd.Function):
@@ -229,7 +230,9 @@ def gathers(x: Tensor, weight: Categorical, geometry: Geometry) -> bool:
     Convolution libraries are made for many channels; and where the windows lie side by side, the centre can be taken
     out of each of them before squaring.
     """
-    return x.is_cuda and geometry.groups == 1 and weight.shape[1:].numel() <= _GATHER_UP_TO and not x.requires_grad
+    if x.device.type not in _GATHER_ON or x.requires_grad:
+        return False
+    return geometry.groups == 1 and weight.shape[1:].numel() <= _GATHER_UP_TO
 
 
 def moments_of_windows(

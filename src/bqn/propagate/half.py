@@ -38,11 +38,10 @@ from bqn.propagate.products import Geometry, per_unit
 from bqn.propagate.windows import over_places, padded
 
 _LOW = (torch.bfloat16, torch.float16)
-# Which Triton kernels a GPU uses: those for all that is done element by element, and those for matrix products and for
-# convolutions, where they pay. benchmarks/pair_of_products.py switches them to compare.
+# Which Triton kernels a GPU uses: those for all that is done element by element, and those for matrix products, where
+# they pay. benchmarks/pair_of_products.py switches them to compare.
 KERNELS = True
 PAIR_KERNELS = True
-CONV_KERNELS = True
 _lowered_to: torch.dtype | None = None
 
 
@@ -151,10 +150,6 @@ class _HalfMoments(torch.autograd.Function):
             from bqn.propagate import pair_kernels
 
             return pair_kernels.forward(x, weight, centre, weight_square, input_square)
-        if geometry is not None and conv_kernels_take(x, weight, geometry):
-            from bqn.propagate import conv_kernels
-
-            return conv_kernels.forward(x, weight, centre, weight_square, input_square, geometry)
         if kernels_take(x, weight):
             from bqn.propagate import half_kernels
 
@@ -178,12 +173,6 @@ class _HalfMoments(torch.autograd.Function):
         grad_mean, grad_var = grads
         if pair_kernels_take(x, weight, geometry):
             return _pair_backward(ctx, grad_mean, grad_var)
-        if geometry is not None and conv_kernels_take(x, weight, geometry):
-            from bqn.propagate import conv_kernels
-
-            return *conv_kernels.backward(
-                grad_mean, grad_var, x, weight, centre, weight_square, input_square, geometry, ctx.needs_input_grad[0]
-            ), None, None, None  # fmt: skip
         if kernels_take(x, weight):
             from bqn.propagate import half_kernels
 
@@ -265,17 +254,6 @@ def pair_kernels_take(x: Tensor, weight: Tensor, geometry: Geometry | None) -> b
     from bqn.propagate import pair_kernels
 
     return pair_kernels.fits(x, weight) and pair_kernels.pays(x, weight)
-
-
-def conv_kernels_take(x: Tensor, weight: Tensor, geometry: Geometry | None) -> bool:
-    """Whether Triton kernels (`conv_kernels`) do the products of this convolution too."""
-    from bqn.propagate.normalized_sign import fused
-
-    if not (CONV_KERNELS and geometry is not None and fused(x) and weight.numel() and weight.dtype == torch.float32):
-        return False
-    from bqn.propagate import conv_kernels
-
-    return conv_kernels.fits(x, weight, geometry) and conv_kernels.pays(x, weight, geometry)
 
 
 def _pair_backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor) -> tuple[Tensor | None, ...]:

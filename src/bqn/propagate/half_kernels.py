@@ -185,7 +185,7 @@ def _noise_inputs(
     return noise, doubt
 
 
-def noise_weights(
+def _noise_weights(
     weight: Tensor, constant_square: Tensor | None, weight_square: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """M rounded, V rounded, and per unit what V makes of the constant square (empty without one)."""
@@ -214,7 +214,7 @@ def forward(
     weight = weight.contiguous()
     middle, constant_square = centres(centre, geometry)
     noise_input, doubt = _noise_inputs(x, middle, weight_square, input_square, geometry)
-    low, noise_weight, constant = noise_weights(weight, constant_square, weight_square, x.dtype)
+    low, noise_weight, constant = _noise_weights(weight, constant_square, weight_square, x.dtype)
     mean, var = half.product(x, low, geometry), half.product(noise_input, noise_weight, geometry)
     if input_square is not None:
         doubt = half._window_sum(doubt, weight, geometry).contiguous()
@@ -234,7 +234,7 @@ def backward(
     weight = weight.contiguous()
     middle, constant_square = centres(centre, geometry)
     noise_input, _ = _noise_inputs(x, middle, weight_square, None, geometry)
-    low, noise_weight, _ = noise_weights(weight, constant_square, weight_square, x.dtype)
+    low, noise_weight, _ = _noise_weights(weight, constant_square, weight_square, x.dtype)
     by_mean, mean_weight = half.transposed(grad_mean, x, low, geometry, need_x)
     by_noise, var_weight = half.transposed(grad_var, noise_input, noise_weight, geometry, need_x)
     by_row = by_unit = grad_x = grad_centre = None

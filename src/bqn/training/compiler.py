@@ -32,18 +32,31 @@ WITHIN_OF_SIGNS = 0.7
 NEGLIGIBLE = 1e-7
 
 
-def compiled(objective: Callable[..., ElboTerms]) -> Callable[..., ElboTerms]:
+def compiled(objective: Callable[..., ElboTerms], frugal: bool = False) -> Callable[..., ElboTerms]:
     """The objective of a network, compiled when it is called; once for all networks of one architecture.
 
     Raises when it is called, unless the whole of it can be compiled. The compiler's limit, eight architectures or sizes
     of a batch in one process, is meant for functions that are compiled at every call; steps are recorded once.
+
+    Parameters
+    ----------
+    objective : function, a method of a Network
+    frugal : bool
+        Whether backward forms again what plain steps form again, to spare memory. Left to itself the compiler sees that
+        forward has formed the same already, makes one of the two and keeps it.
     """
     from torch._dynamo import config as settings
+    from torch._functorch import config as of_gradients
 
-    whole = torch.compile(objective, dynamic=False, fullgraph=True)
+    def again(*arguments: object, **options: object) -> ElboTerms:
+        return objective(*arguments, **options)
+
+    # The compiler remembers what it has made by the function it was asked for: each of the two has one of its own.
+    whole = torch.compile(again if frugal else objective, dynamic=False, fullgraph=True)
 
     def call(*arguments: object, **options: object) -> ElboTerms:
-        with settings.patch(cache_size_limit=sys.maxsize, accumulated_cache_size_limit=sys.maxsize):
+        limits = {"cache_size_limit": sys.maxsize, "accumulated_cache_size_limit": sys.maxsize}
+        with settings.patch(**limits), of_gradients.patch(cse=of_gradients.cse and not frugal):
             return whole(*arguments, **options)
 
     return call

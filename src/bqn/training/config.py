@@ -87,7 +87,8 @@ class TrainConfig:
         part by itself.
     checkpoint_activations : bool
         Compute the layers a second time in the backward pass instead of keeping what they have computed: the same
-        gradients, in less memory and more time.
+        gradients, in less memory and more time. Compiled steps then keep what plain ones do, which is less than the
+        compiler would.
     mixed_precision : bool
         Products in bfloat16 while training, on CUDA only. Head, KL and validation stay in float32.
     compile : bool
@@ -192,8 +193,6 @@ class TrainConfig:
     def _require_fitting_memory_options(self) -> None:
         if self.accumulate > self.batch_size:
             raise ConfigError(f"accumulate must be at most batch_size, {self.batch_size}, got {self.accumulate}")
-        if self.checkpoint_activations and self.compile:
-            raise ConfigError("checkpoint_activations does not go with compile")
         used = {"accumulate": self.accumulate > 1, "checkpoint_activations": self.checkpoint_activations}
         for name in used:
             if used[name] and self.method != "bqn":

@@ -360,7 +360,8 @@ class Trainer:
     @cached_property
     def _compiled(self) -> dict[StepKind, Callable[..., ElboTerms]]:
         """The same, compiled when they are called; see `compiler.compiled`."""
-        return {kind: compiled(objective) for kind, objective in self._objectives.items()}
+        frugal = self.config.checkpoint_activations
+        return {kind: compiled(objective, frugal) for kind, objective in self._objectives.items()}
 
     def _score(self, started: float) -> EpochRecord:
         state, config = self.state, self.config
