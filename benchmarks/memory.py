@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import bqn
 from bqn.data import to_input
-from bqn.propagate import clt, cpu, half
+from bqn.propagate import cpu, devices, half
 from bqn.training.compiler import compiled
 from gpu_step import SHAPES, rival
 from timing import hardware, write
@@ -108,9 +108,10 @@ def kept_by_compiler(model: str, batch: int, low: bool, frugal: bool) -> int:
 
     def forward(traced: torch.fx.GraphModule, _: Any) -> Any:
         (output,) = (node for node in traced.graph.nodes if node.op == "output")
-        made = {node for node in output.args[0] if node is not None and node.op != "placeholder"}
-        values = [node.meta["val"] for node in made if isinstance(node.meta.get("val"), Tensor)]
-        kept.append(sum(value.numel() * value.element_size() for value in values))
+        nodes = [node for node in output.args[0] if node is not None and node.op != "placeholder"]
+        values = [node.meta["val"] for node in nodes if isinstance(node.meta.get("val"), Tensor)]
+        storages = {value.untyped_storage()._cdata: value.untyped_storage().nbytes() for value in values}
+        kept.append(sum(storages.values()))
         raise _EnoughError
 
     def stopped(traced: torch.fx.GraphModule, examples: list[Any]) -> Any:
@@ -125,8 +126,7 @@ def kept_by_compiler(model: str, batch: int, low: bool, frugal: bool) -> int:
     with (
         patch("torch.compile", lambda work, **options: plain_compile(work, backend=stopped, **options)),
         patch.object(cpu, "_library", None),  # what a CPU does in its own way
-        patch.object(half, "_operand", lambda tensor: tensor),
-        patch.object(clt, "_GATHER_ON", ("cpu",)),
+        patch.object(devices, "kind", lambda tensor: "cuda"),
     ):
         _, loss = ours(model, pixels, y, low, True, frugal)
         try:

@@ -47,7 +47,7 @@ KINDS = {
     "over weights": r"_(round|weights|by_weight)_kernel",
     "over inputs": r"_(inputs|by_input)_kernel",
     "sums": r"at::native::reduce_kernel|_sums_kernel",
-    "rest": r"_finish_kernel|Memset|elementwise_kernel|avg_pool2d",
+    "rest": r"finish_kernel|Memset|elementwise_kernel|avg_pool2d",
 }
 
 
@@ -63,7 +63,7 @@ def _by_kind(kernels: Rows) -> tuple[str, dict[str, float]]:
         found = [kind for kind, pattern in KINDS.items() if re.search(pattern, name)]
         if len(found) != 1:
             raise SystemExit(f"speed_tables: what is the kernel {name} for?")
-        product = fused and name in ("_by_input_kernel", "_by_weight_kernel", "_finish_kernel")
+        product = fused and name.lstrip("_") in ("by_input_kernel", "by_weight_kernel", "finish_kernel")
         times["products" if product else found[0]] += row["us"]
     return "fused products" if fused else "fused passes", times
 

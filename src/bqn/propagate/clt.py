@@ -28,14 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, mean_of, var_of
-from bqn.propagate import compiled, cpu, half, levels_half, neighbours, products, together
+from bqn.propagate import compiled, cpu, devices, half, levels_half, neighbours, products, together
 from bqn.propagate.neighbours import Neighbours
 from bqn.propagate.products import Geometry, per_unit, product
 from bqn.propagate.windows import output_size, over_places, windows
 
-# Largest fan-in of a convolution whose windows are gathered, and where.
+# Largest fan-in of a convolution whose windows are gathered.
 _GATHER_UP_TO = 128
-_GATHER_ON = ("cuda",)
 
 
 class _TwoProducts(torch.autograd.Function):
@@ -230,7 +229,7 @@ def gathers(x: Tensor, weight: Categorical, geometry: Geometry) -> bool:
     Convolution libraries are made for many channels; and where the windows lie side by side, the centre can be taken
     out of each of them before squaring.
     """
-    if x.device.type not in _GATHER_ON or x.requires_grad:
+    if devices.kind(x) != "cuda" or x.requires_grad:
         return False
     return geometry.groups == 1 and weight.shape[1:].numel() <= _GATHER_UP_TO
 

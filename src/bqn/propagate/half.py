@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian
+from bqn.propagate import devices
 from bqn.propagate.products import Geometry, per_unit
 from bqn.propagate.windows import over_places, padded
 
@@ -279,7 +280,7 @@ def low_weight(weight: Tensor, x: Tensor, geometry: Geometry | None) -> Tensor:
 
 def _operand(tensor: Tensor) -> Tensor:
     """Not every CPU multiplies in half precision, some stop at it: there the rounded numbers are multiplied in full."""
-    return tensor.float() if tensor.device.type == "cpu" else tensor
+    return tensor.float() if devices.kind(tensor) == "cpu" else tensor
 
 
 def product(x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:

@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bqn.propagate import batch
+from bqn.propagate import batch, devices
 from bqn.propagate.pooling import strided_average
 from bqn.propagate.windows import padded, windows
 
@@ -184,7 +184,7 @@ def beside(weight: Tensor, near: Tensor) -> Tensor:
     Few become a sum while they are compiled, which fuses with the rest. Of many a sum would not pay: the powers in
     `near` would be computed anew for each element of `weight`.
     """
-    return _way_beside(near.shape[0], weight.device.type, torch.compiler.is_compiling())(weight, near)
+    return _way_beside(near.shape[0], devices.kind(weight), torch.compiler.is_compiling())(weight, near)
 
 
 def _way_beside(places: int, device: str, compiling: bool) -> Callable[[Tensor, Tensor], Tensor]:
@@ -312,7 +312,7 @@ def _operands(mean: Tensor, var: Tensor | None, weight: Tensor, reading: Reading
     read = padded(var, padding)
     for one, walk in _one_axis_each(kernel, stride):
         read = strided_average(read, one, walk)
-    read = read.to(weight.dtype) if read.device.type == "cpu" else read
+    read = read.to(weight.dtype) if devices.kind(read) == "cpu" else read
     return read, weight.to(read.dtype).reshape(*weight.shape, *(1 for _ in kernel))
 
 

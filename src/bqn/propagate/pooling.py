@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Categorical, Gaussian
+from bqn.propagate import devices
 from bqn.propagate.fourier import tree_product
 
 _ROOT_HALF = math.sqrt(0.5)
@@ -38,7 +39,7 @@ def strided_average(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...])
 
     On a CPU the shifted images are added up, many times as fast as the pooling of torch.
     """
-    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+    if devices.kind(x) != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return _average(x, kernel, stride)
     result = x
     for axis, (size, step) in enumerate(zip(kernel, stride, strict=True), -len(kernel)):

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from bqn.beliefs import Categorical, Gaussian
-from bqn.propagate import batch, compiled, cpu, half, neighbours
+from bqn.propagate import batch, compiled, cpu, devices, half, neighbours
 
 if TYPE_CHECKING:
     from bqn.propagate.neighbours import Neighbours
@@ -232,7 +232,7 @@ def _noise_of_inputs(units: Units, dtype: torch.dtype) -> tuple[Tensor | None, T
     # On a GPU half precision stays what it is: it is a part of a variance, and what is kept for backward is half as
     # much. On a CPU such products are slow, and some crash.
     var, known = units.doubt(), units.neighbours
-    stays = half.is_low(var) and var.device.type != "cpu"
+    stays = half.is_low(var) and devices.kind(var) != "cpu"
     var = var if stays else var.to(dtype)
     if known is None or known.places is None:
         return None, var, None

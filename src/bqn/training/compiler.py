@@ -55,8 +55,10 @@ def compiled(objective: Callable[..., ElboTerms], frugal: bool = False) -> Calla
     whole = torch.compile(again if frugal else objective, dynamic=False, fullgraph=True)
 
     def call(*arguments: object, **options: object) -> ElboTerms:
-        limits = {"cache_size_limit": sys.maxsize, "accumulated_cache_size_limit": sys.maxsize}
-        with settings.patch(**limits), of_gradients.patch(cse=of_gradients.cse and not frugal):
+        with (
+            settings.patch(cache_size_limit=sys.maxsize, accumulated_cache_size_limit=sys.maxsize),
+            of_gradients.patch(cse=of_gradients.cse and not frugal),
+        ):
             return whole(*arguments, **options)
 
     return call
