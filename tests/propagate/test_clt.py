@@ -86,7 +86,7 @@ def test_no_output_of_a_function_is_written_in_place() -> None:
         _StraightThrough.forward(weight, weight),
         _NormalizedSign.forward(x.double(), x.double(), column, column, None, None, True),
         *_HalfMoments.forward(_Context(), x.bfloat16(), weight, None, 1.0, 1.0, None),
-        *_MomentsOfLevels.forward(_Context(), x.bfloat16(), None, weight, weight, None, 1.0, None),
+        *_MomentsOfLevels.forward(x, None, weight, weight, None, 1.0, None, torch.bfloat16),
     )
     for output in outputs:
         assert output._version == 0

@@ -174,8 +174,10 @@ def test_what_a_step_trains_makes_a_program_of_its_own() -> None:
 
     alone = trainer_of(epochs=2, drawn_epochs=2, drawn_alone=1)
     alone.state.position = 1
-    compiler.check([*(trainer_of(epochs=2, drawn_epochs=count) for count in (0, 2)), alone], gradients)
-    assert asked == [(kind, compiles) for kind in ("analytic", "both", "drawn") for compiles in (True, False)]
+    frugal = trainer_of(epochs=2, checkpoint_activations=True)
+    compiler.check([*(trainer_of(epochs=2, drawn_epochs=count) for count in (0, 2)), alone, frugal], gradients)
+    kinds = ("analytic", "both", "drawn", "analytic")
+    assert asked == [(kind, compiles) for kind in kinds for compiles in (True, False)]
 
 
 def test_looking_leaves_the_generators_alone() -> None:
@@ -246,7 +248,8 @@ FOLLOWED = {
     "cnn": ("cnn", {"channels": (4, 4), "hidden": (8,), "mixed_precision": True}, (1, 12, 12)),
     "cnn, drawn alone": ("cnn", {"channels": (4, 4), "hidden": (8,), "drawn_alone": 1}, (1, 12, 12)),
     "vgg": ("vgg", {"channels": (4, 8), "hidden": (8,), "mixed_precision": True}, (3, 16, 16)),
-    "cnn, frugal": ("cnn", {"channels": (4, 4), "hidden": (8,), "checkpoint_activations": True}, (1, 12, 12)),
+    "mlp, frugal": ("mlp", {"hidden": (12, 8), "checkpoint_activations": True}, (1, 6, 6)),
+    "mlp, levels": ("mlp", {"hidden": (48, 32), "levels": "ternary", "mixed_precision": True}, (1, 6, 6)),
     "cnn, distilled": ("cnn", {"channels": (4, 4), "hidden": (8,), "mixed_precision": True}, (1, 12, 12)),
 }
 

@@ -76,7 +76,9 @@ SETTINGS: Mapping[str, Setting] = {
     "batch_norm": Setting(SWITCHES, "Batch norm after each hidden layer"),
     "pool_first": Setting(SWITCHES, "Pooling before batch norm and sign"),
     "mean_field": Setting(SWITCHES, "Take all outputs of a layer for independent, as the paper does"),
-    "checkpoint_activations": Setting(SWITCHES, "Less memory, more time: compute layers again in the backward pass"),
+    "checkpoint_activations": Setting(
+        SWITCHES, "Less memory, more time: compute layers again in the backward pass; with --compile, keep less"
+    ),
     "mixed_precision": Setting(SWITCHES, "Products in bfloat16, on CUDA only"),
     "compile": Setting(SWITCHES, "Fuse the steps by torch.compile, on CUDA only: faster after a minute of preparation"),
     "seed": Setting(MACHINE, "Decides starting weights, validation split, order and augmentation", "N"),

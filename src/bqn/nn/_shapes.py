@@ -57,13 +57,13 @@ class Sequential(nn.Sequential):
     recompute : bool
         Whether, in training, the backward pass computes the layers a second time instead of keeping what they have
         computed: activation checkpointing, which saves memory for time. Its layers must draw nothing, as those of
-        `bqn.nn` do not. A compiler has its own ways, and is not told.
+        `bqn.nn` do not.
     """
 
     recompute: bool = False
 
     def forward(self, x: Belief) -> Belief:
-        if self.recompute and self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if self.recompute and self.training and torch.is_grad_enabled():
             return in_segments(self, x)
         for layer in self:
             x = cast(Belief, layer(x))

@@ -9,7 +9,8 @@ variance keeps its digits, but for the centre c of a convolution, which `half` s
 alone, and ν where it does not follow from x; squares, S and rounded operands are formed again.
 
 There are three forms, chosen as in `half`: plain torch, here; library products with Triton passes (`levels_kernels`);
-products in Triton too (`triple_kernels`).
+products in Triton too (`triple_kernels`). Inputs may be in full precision, as beliefs of more than two levels are:
+(x - c)² and ν are formed from them before anything is rounded.
 """
 
 from __future__ import annotations
@@ -38,83 +39,96 @@ def moments_of_levels(
     centre : Tensor like one row of the weight, or None
         The centre that the inputs of a batch have in common.
     """
-    low = _dense_low(x, geometry)
-    doubt = None if var is None or input_square is not None else _dense_low(var, geometry)
+    low = half.working_dtype(x)
+    doubt = None if var is None or input_square is not None else _dense(var.to(low), geometry)
     both: tuple[Tensor, Tensor] = _MomentsOfLevels.apply(  # type: ignore[no-untyped-call]
-        low, doubt, weight_mean, weight_var, centre, input_square, geometry
+        _dense(x, geometry), doubt, weight_mean, weight_var, centre, input_square, geometry, low
     )
     return both
 
 
-def _dense_low(x: Tensor, geometry: Geometry | None) -> Tensor:
-    layout = torch.contiguous_format if geometry is None else torch.channels_last
-    return x.to(half.working_dtype(x)).contiguous(memory_format=layout)
+def _dense(x: Tensor, geometry: Geometry | None) -> Tensor:
+    return x.contiguous(memory_format=torch.contiguous_format if geometry is None else torch.channels_last)
 
 
 class _MomentsOfLevels(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, var: Tensor | None, weight: Tensor, noise: Tensor, centre: Tensor | None,
-        input_square: float | None, geometry: Geometry | None,
+        x: Tensor, var: Tensor | None, weight: Tensor, noise: Tensor, centre: Tensor | None,
+        input_square: float | None, geometry: Geometry | None, low: torch.dtype,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        ctx.save_for_backward(x, var, weight, noise, centre)
-        ctx.settings = input_square, geometry
         operands = x, var, input_square, weight, noise, centre
-        if half.pair_kernels_take(x, weight, geometry):
+        if _products_are_fused(x, weight, geometry):
             from bqn.propagate import triple_kernels
 
             return triple_kernels.forward(*operands)
         if half.kernels_take(x, weight):
             from bqn.propagate import levels_kernels
 
-            return levels_kernels.forward(*operands, geometry)
-        return _plain_forward(*operands, geometry)
+            return levels_kernels.forward(*operands, geometry, low)
+        return _plain_forward(*operands, geometry, low)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *tensors, ctx.input_square, ctx.geometry, ctx.low = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         # A clamped entry is a zero variance met with rounding error: its gradient passes.
         x, var, weight, noise, centre = ctx.saved_tensors
-        input_square, geometry = ctx.settings
-        need = ctx.needs_input_grad
+        geometry, need = ctx.geometry, ctx.needs_input_grad
         of_inputs, of_weights = need[0] or need[1] or need[4], need[2] or need[3]
         grad_mean, grad_var = grads
-        operands = grad_mean, grad_var, x, var, input_square, weight, noise, centre
-        if half.pair_kernels_take(x, weight, geometry):
+        operands = grad_mean, grad_var, x, var, ctx.input_square, weight, noise, centre
+        if _products_are_fused(x, weight, geometry):
             from bqn.propagate import triple_kernels
 
             found = triple_kernels.backward(*operands, of_inputs, of_weights)
         elif half.kernels_take(x, weight):
             from bqn.propagate import levels_kernels
 
-            found = levels_kernels.backward(*operands, geometry, of_inputs, of_weights)
+            found = levels_kernels.backward(*operands, geometry, ctx.low, of_inputs, of_weights)
         else:
-            found = _plain_backward(*operands, geometry, of_inputs, of_weights)
-        return *(grad if needed else None for grad, needed in zip(found, need, strict=False)), None, None
+            found = _plain_backward(*operands, geometry, ctx.low, of_inputs, of_weights)
+        return *(grad if needed else None for grad, needed in zip(found, need, strict=False)), None, None, None
+
+
+def _products_are_fused(x: Tensor, weight: Tensor, geometry: Geometry | None) -> bool:
+    """Whether `triple_kernels` do it: of inputs in half precision. Tiles of others would be twice as large, and what is
+    formed from them must be formed before they are rounded."""
+    return half.is_low(x) and half.pair_kernels_take(x, weight, geometry)
 
 
 def _noise_input(x: Tensor, middle: Tensor | None, geometry: Geometry | None) -> Tensor:
-    """What meets V, rounded once; a convolution leaves out c², so that the zeros of its padding stay zeros."""
+    """What meets V; a convolution leaves out c², so that the zeros of its padding stay zeros."""
     wide = x.float()
     if middle is None:
-        return wide.square().to(x.dtype)
-    return ((wide - middle).square() if geometry is None else wide * (wide - 2 * middle)).to(x.dtype)
+        return wide.square()
+    return (wide - middle).square() if geometry is None else wide * (wide - 2 * middle)
 
 
-def _doubt(x: Tensor, var: Tensor | None, input_square: float | None) -> Tensor | None:
-    """The variance of the inputs; None if they are known."""
-    return var if input_square is None else (input_square - x.float().square()).clamp_min(0).to(x.dtype)
+def _rounded_inputs(
+    x: Tensor, var: Tensor | None, input_square: float | None, middle: Tensor | None, geometry: Geometry | None,
+    low: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """x, what meets V and ν, all formed before they are rounded; ν is None for inputs that are known."""
+    doubt = var if input_square is None else (input_square - x.float().square()).clamp_min(0).to(low)
+    return x.to(low), _noise_input(x, middle, geometry).to(low), doubt
 
 
 def _plain_forward(
     x: Tensor, var: Tensor | None, input_square: float | None, weight: Tensor, noise: Tensor, centre: Tensor | None,
-    geometry: Geometry | None,
+    geometry: Geometry | None, low: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     middle = None if centre is None else half._middle(centre, geometry)
-    mean = half.product(x, half.low_weight(weight, x, geometry), geometry).to(weight.dtype)
-    total = half.product(_noise_input(x, middle, geometry), half.low_weight(noise, x, geometry), geometry)
-    total, doubt = total.to(weight.dtype), _doubt(x, var, input_square)
+    known, noise_input, doubt = _rounded_inputs(x, var, input_square, middle, geometry, low)
+    mean = half.product(known, half.low_weight(weight, known, geometry), geometry).to(weight.dtype)
+    total = half.product(noise_input, half.low_weight(noise, known, geometry), geometry).to(weight.dtype)
     if doubt is not None:
-        total = total + half.product(doubt, half.low_weight(weight.square() + noise, x, geometry), geometry)
+        total = total + half.product(doubt, half.low_weight(weight.square() + noise, known, geometry), geometry)
     if centre is not None and geometry is not None:
         total = total + (noise * half._constant_square(centre)).flatten(1).sum(-1).reshape(-1, 1, 1)
     return mean, total.clamp_min(0)
@@ -122,21 +136,21 @@ def _plain_forward(
 
 def _plain_backward(
     grad_mean: Tensor, grad_var: Tensor, x: Tensor, var: Tensor | None, input_square: float | None, weight: Tensor,
-    noise: Tensor, centre: Tensor | None, geometry: Geometry | None, of_inputs: bool, of_weights: bool,
+    noise: Tensor, centre: Tensor | None, geometry: Geometry | None, low: torch.dtype, of_inputs: bool,
+    of_weights: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    middle = None if centre is None else half._middle(centre, geometry)
-    doubt, signs = _doubt(x, var, input_square), input_square is not None
-    low, low_noise = half.low_weight(weight, x, geometry), half.low_weight(noise, x, geometry)
-    through_mean, by_weight = half.transposed_as_needed(grad_mean, x, low, geometry, of_inputs, of_weights)
+    middle, signs = None if centre is None else half._middle(centre, geometry), input_square is not None
+    known, noise_input, doubt = _rounded_inputs(x, var, input_square, middle, geometry, low)
+    low_weight, low_noise = half.low_weight(weight, known, geometry), half.low_weight(noise, known, geometry)
+    through_mean, by_weight = half.transposed_as_needed(grad_mean, known, low_weight, geometry, of_inputs, of_weights)
     through_noise, by_noise = half.transposed_as_needed(
-        grad_var, _noise_input(x, middle, geometry), low_noise, geometry, of_inputs and needs_noise(centre, signs),
-        of_weights,
-    )  # fmt: skip
+        grad_var, noise_input, low_noise, geometry, of_inputs and needs_noise(centre, signs), of_weights
+    )
     through_second = by_doubt = grad_x = grad_centre = per_unit = None
     if doubt is not None:
         second = weight.square() if signs else weight.square() + noise
         through_second, by_doubt = half.transposed_as_needed(
-            grad_var, doubt, half.low_weight(second, x, geometry), geometry, of_inputs, of_weights
+            grad_var, doubt, half.low_weight(second, known, geometry), geometry, of_inputs, of_weights
         )
     if centre is not None and geometry is not None:
         per_unit = grad_var.sum((0, 2, 3)).reshape(-1, 1, 1, 1)

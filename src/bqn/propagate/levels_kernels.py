@@ -3,7 +3,7 @@
 The formulas are those of `levels_half.py`, the layout that of `half_kernels.py`: rows of channels in memory, a matrix
 product as the convolution with a kernel of one element.
 
-- `_inputs_kernel` reads x and writes what meets V, and ν for inputs ±b;
+- `_inputs_kernel` reads x and writes it rounded, if it is not, what meets V, and ν for inputs ±b;
 - `_weights_kernel` reads M and V and writes them and S rounded, and what V makes of the constant square;
 - `_finish_kernel` raises the mean, and adds up the variance;
 - `_by_input_kernel` and `_by_weight_kernel` put the gradients together.
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 
 @triton.jit
 def _inputs_kernel(
-    x_ptr, centre_ptr, noise_ptr, doubt_ptr, size, channels, input_square, SHIFTED: tl.constexpr, PADDED: tl.constexpr,
-    SIGNS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, centre_ptr, low_ptr, noise_ptr, doubt_ptr, size, channels, input_square, ROUNDED: tl.constexpr,
+    SHIFTED: tl.constexpr, PADDED: tl.constexpr, SIGNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < size
     x = tl.load(x_ptr + index, mask=mask, other=0.0).to(tl.float32)
+    if not ROUNDED:
+        tl.store(low_ptr + index, x, mask=mask)
     noise = x * x
     if SHIFTED:
         centre = tl.load(centre_ptr + index % channels, mask=mask, other=0.0)
@@ -141,17 +143,19 @@ def _by_weight_kernel(
 
 
 def _inputs(
-    x: Tensor, var: Tensor | None, input_square: float | None, middle: Tensor | None, geometry: Geometry | None
-) -> tuple[Tensor, Tensor | None]:
-    """What meets V, and ν."""
-    noise = torch.empty_like(x)
-    doubt = var if input_square is None else torch.empty_like(x)
+    x: Tensor, var: Tensor | None, input_square: float | None, middle: Tensor | None, geometry: Geometry | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """x, what meets V and ν, rounded."""
+    low = x if x.dtype == dtype else torch.empty_like(x, dtype=dtype)
+    noise = torch.empty_like(low)
+    doubt = var if input_square is None else torch.empty_like(low)
     _inputs_kernel[(triton.cdiv(x.numel(), BLOCK),)](
-        x, x if middle is None else middle, noise, x if doubt is None else doubt, x.numel(), x.shape[1],
-        input_square or 0.0, SHIFTED=middle is not None, PADDED=geometry is not None, SIGNS=input_square is not None,
-        BLOCK=BLOCK,
+        x, x if middle is None else middle, low, noise, low if doubt is None else doubt, x.numel(), x.shape[1],
+        input_square or 0.0, ROUNDED=low is x, SHIFTED=middle is not None, PADDED=geometry is not None,
+        SIGNS=input_square is not None, BLOCK=BLOCK,
     )  # fmt: skip
-    return noise, doubt
+    return low, noise, doubt
 
 
 def _weights(
@@ -171,16 +175,15 @@ def _weights(
 
 def forward(
     x: Tensor, var: Tensor | None, input_square: float | None, weight: Tensor, noise: Tensor, centre: Tensor | None,
-    geometry: Geometry | None,
+    geometry: Geometry | None, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `levels_half.moments_of_levels`, from inputs of half precision, contiguous or channels last, and float32
-    weights and centre."""
+    """As `levels_half.moments_of_levels` with products in `dtype`, from inputs that are contiguous or channels last."""
     middle, constant_square = centres(centre, geometry)
-    noise_input, doubt = _inputs(x, var, input_square, middle, geometry)
+    known, noise_input, doubt = _inputs(x, var, input_square, middle, geometry, dtype)
     low, low_noise, second, constant = _weights(
-        weight.contiguous(), noise.contiguous(), constant_square, x.dtype, doubt is not None, False
+        weight.contiguous(), noise.contiguous(), constant_square, dtype, doubt is not None, False
     )
-    products = [half.product(x, low, geometry), half.product(noise_input, low_noise, geometry)]
+    products = [half.product(known, low, geometry), half.product(noise_input, low_noise, geometry)]
     products += [] if doubt is None else [half.product(doubt, second, geometry)]
     products = [dense(each, geometry) for each in products]
     mean, total = (torch.empty_like(products[0], dtype=torch.float32) for _ in range(2))
@@ -193,15 +196,16 @@ def forward(
 
 def backward(
     grad_mean: Tensor, grad_var: Tensor, x: Tensor, var: Tensor | None, input_square: float | None, weight: Tensor,
-    noise: Tensor, centre: Tensor | None, geometry: Geometry | None, of_inputs: bool, of_weights: bool,
+    noise: Tensor, centre: Tensor | None, geometry: Geometry | None, dtype: torch.dtype, of_inputs: bool,
+    of_weights: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients by x, ν, M, V and the centre, as far as asked for."""
     weight, noise, signs = weight.contiguous(), noise.contiguous(), input_square is not None
     middle, constant_square = centres(centre, geometry)
-    noise_input, doubt = _inputs(x, var, input_square, middle, geometry)
-    low, low_noise, second, _ = _weights(weight, noise, constant_square, x.dtype, doubt is not None, signs)
-    grad_mean, low_var = dense(grad_mean.to(x.dtype), geometry), dense(grad_var.to(x.dtype), geometry)
-    through_mean, by_weight = half.transposed_as_needed(grad_mean, x, low, geometry, of_inputs, of_weights)
+    known, noise_input, doubt = _inputs(x, var, input_square, middle, geometry, dtype)
+    low, low_noise, second, _ = _weights(weight, noise, constant_square, dtype, doubt is not None, signs)
+    grad_mean, low_var = dense(grad_mean.to(dtype), geometry), dense(grad_var.to(dtype), geometry)
+    through_mean, by_weight = half.transposed_as_needed(grad_mean, known, low, geometry, of_inputs, of_weights)
     through_noise, by_noise = half.transposed_as_needed(
         low_var, noise_input, low_noise, geometry, of_inputs and needs_noise(centre, signs), of_weights
     )

@@ -108,7 +108,7 @@ def check(trainers: Sequence[Trainer], gradients: Callable[[Trainer], Gradients]
         if not trainer.compiles:
             continue
         config = trainer.config
-        objective = config.bound, trainer.step_kind
+        objective = config.bound, trainer.step_kind, config.checkpoint_activations
         program = str(trainer.net), config.mixed_precision, config.accumulate, objective
         if program not in verdicts:
             verdicts[program] = _trusted(trainer, gradients)

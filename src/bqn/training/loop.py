@@ -344,7 +344,10 @@ class Trainer:
         bound = {} if isinstance(self.net.head, GaussianHead) else {"bound": self.config.bound}
         kind = self.step_kind
         objective = (self._compiled if compiles else self._objectives)[kind]
-        with half.lowered() if self.config.mixed_precision else nullcontext():
+        # What is computed again in a compiled step the compiler decides, see `compiler.compiled`.
+        whole = compiles and self.config.checkpoint_activations
+        precision = half.lowered() if self.config.mixed_precision else nullcontext()
+        with precision, recomputed(self.net, False) if whole else nullcontext():
             if kind == "analytic":
                 return objective(inputs, y, count, weight, **bound)
             assert draws is not None, kind

@@ -74,13 +74,13 @@ def own_parts(trainer: Trainer, batch: Tensor) -> list[tuple[Tensor, Tensor, int
 
 
 @contextmanager
-def recomputed(net: Network) -> Iterator[None]:
-    """Let backward passes compute the layers of `net` again inside the block, see `bqn.nn.Sequential`."""
+def recomputed(net: Network, again: bool = True) -> Iterator[None]:
+    """Let backward passes compute the layers of `net` again inside the block or not, see `bqn.nn.Sequential`."""
     if not isinstance(net.body, Sequential):
         raise ConfigError(
             f"checkpoint_activations needs a network whose body is a bqn.nn.Sequential, got {type(net.body).__name__}"
         )
-    before, net.body.recompute = net.body.recompute, True
+    before, net.body.recompute = net.body.recompute, again
     try:
         yield
     finally:
