@@ -156,6 +156,7 @@ FORMS = {
     "bf16 kernels": "ours, bf16, kernels",
     "bf16 compiled": "ours, bf16, compiled",
     "bf16 compiled, drawn": "ours, bf16, compiled, with a drawn network",
+    "bf16 compiled, frugal": "ours, bf16, compiled, frugal",
 }
 
 
