@@ -2,6 +2,7 @@
 
     python benchmarks/step_profile.py [--models vgg cnn mlp] [--batches 100] [--out step_profile.json]
     python benchmarks/step_profile.py --networks plain torchbnn bayesian_torch --batches 100 512
+    python benchmarks/step_profile.py --models cnn --networks ours --replicas 8
 
 Needs a CUDA device. The step of ours is in bfloat16 and compiled, as the recipes have it, the plain network's in
 bfloat16; both are recorded as CUDA graphs (`gpu_step.py`). The rivals' steps, in bfloat16 too, are launched one by one:
@@ -12,7 +13,8 @@ what their kernels do not fill of a step, the card waits for the host. Kernels a
 - optimizer: Adam over all parameters;
 - other: the rest, among it copies, pooling, and batch norm of the plain network.
 
-The longest kernels of each step are listed too. The time beside is that of whole steps, without a profiler.
+The longest kernels of each step are listed too. The time beside is that of whole steps, without a profiler. Of several
+replicas side by side a step is that of all of them, and their kernels overlap: they add up to more than it takes.
 """
 
 from __future__ import annotations
@@ -49,16 +51,16 @@ def kind_of(kernel: str) -> str:
     return next((kind for kind, names in KINDS.items() if names.search(kernel)), "other")
 
 
-def our_steps(model: str, batch: int) -> Callable[[], None]:
-    run = trainer(model, batch, OURS["bf16 compiled"])
-    recording = Recording([run])
-    recording.begin_epoch([run.state.draw_order(len(run.x))])
+def our_steps(model: str, batch: int, replicas: int) -> Callable[[], None]:
+    runs = [trainer(model, batch, OURS["bf16 compiled"], seed) for seed in range(replicas)]
+    recording = Recording(runs)
+    recording.begin_epoch([run.state.draw_order(len(run.x)) for run in runs])
 
     def work() -> None:
         recording.advance(0, STEPS)
 
     work()
-    if not run.compiles:
+    if not all(run.compiles for run in runs):
         raise SystemExit(f"step_profile: the compiler was refused for {model}")
     return work
 
@@ -104,6 +106,7 @@ def main() -> None:
     parser.add_argument(
         "--networks", nargs="+", choices=("plain", "ours", "torchbnn", "bayesian_torch"), default=["plain", "ours"]
     )
+    parser.add_argument("--replicas", type=int, default=1, help="how many of ours side by side (default: 1)")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -112,8 +115,10 @@ def main() -> None:
     print(hardware())
     rows: list[dict[str, Any]] = []
     for model, batch, network in itertools.product(args.models, args.batches, args.networks):
-        steps = our_steps(model, batch) if network == "ours" else rival_steps(model, batch, network)
-        rows.append({"model": model, "batch": batch, "network": network, **profiled(steps)})
+        ours = network == "ours"
+        steps = our_steps(model, batch, args.replicas) if ours else rival_steps(model, batch, network)
+        several = {"replicas": args.replicas} if ours and args.replicas > 1 else {}
+        rows.append({"model": model, "batch": batch, "network": network, **several, **profiled(steps)})
         show(rows[-1])
         write(args.out, rows)
 

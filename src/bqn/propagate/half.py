@@ -159,12 +159,12 @@ class _HalfMoments(torch.autograd.Function):
         mean = product(x, low_weight(weight, x, geometry), geometry)
         var = product(_noise_input(x, centre, geometry), low_weight(noise, x, geometry), geometry)
         if centre is not None and geometry is not None:
-            constant = (noise * _constant_square(centre)).flatten(1).sum(-1)
+            constant = (noise * square_of_centre(centre)).flatten(1).sum(-1)
             var = var + constant.reshape(-1, 1, 1).to(var.dtype)
         if input_square is not None:
             channels = 1 if geometry is not None else -1
             doubt = input_square * x.shape[channels] - x.square().sum(channels, keepdim=True, dtype=torch.float32)
-            var = var + (weight_square * _window_sum(doubt, weight, geometry)).to(var.dtype)
+            var = var + (weight_square * window_sum(doubt, weight, geometry)).to(var.dtype)
         return mean, var.clamp_min(0)
 
     @staticmethod
@@ -189,10 +189,10 @@ class _HalfMoments(torch.autograd.Function):
         grad_centre = shared = None
         if centre is not None and geometry is not None:
             per_unit = grad_var.sum((0, 2, 3), dtype=torch.float32).reshape(-1, 1, 1, 1)
-            by_noise = by_noise + per_unit * _constant_square(centre)
+            by_noise = by_noise + per_unit * square_of_centre(centre)
             shared = (per_unit * noise).sum(0)
         if grad_x is not None and grad_noise is not None:
-            middle = None if centre is None else _middle(centre, geometry).to(x.dtype)
+            middle = None if centre is None else middle_of(centre, geometry).to(x.dtype)
             pull = 2 * (x if middle is None else x - middle) * grad_noise
             if centre is not None and geometry is None:
                 grad_centre = -pull.sum(0, dtype=torch.float32)
@@ -208,7 +208,7 @@ class _HalfMoments(torch.autograd.Function):
         return grad_x, grad_weight, grad_centre, None, None, None
 
 
-def _middle(centre: Tensor, geometry: Geometry | None) -> Tensor:
+def middle_of(centre: Tensor, geometry: Geometry | None) -> Tensor:
     """The centre of a channel: that of a feature, or the mean over the kernel, `(C, 1, 1)`."""
     return centre if geometry is None else over_places(centre)
 
@@ -217,11 +217,11 @@ def _noise_input(x: Tensor, centre: Tensor | None, geometry: Geometry | None) ->
     """What meets the noise of the weights: (μ - c)², but for the constant c² of a convolution."""
     if centre is None:
         return x.square()
-    middle = _middle(centre, geometry).to(x.dtype)
+    middle = middle_of(centre, geometry).to(x.dtype)
     return (x - middle).square() if geometry is None else x * (x - 2 * middle)
 
 
-def _constant_square(centre: Tensor) -> Tensor:
+def square_of_centre(centre: Tensor) -> Tensor:
     """c² of each channel, for each place of the kernel: `(C, *kernel)`."""
     return over_places(centre).square().expand_as(centre)
 
@@ -316,7 +316,7 @@ def transposed_as_needed(
     return grad_x.to(x.dtype) if need_x else None, grad_weight.to(x.dtype) if need_weight else None
 
 
-def _window_sum(doubt: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
+def window_sum(doubt: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
     if geometry is None:
         return doubt
     return F.avg_pool2d(padded(doubt, geometry.padding), tuple(weight.shape[2:]), geometry.stride, divisor_override=1)

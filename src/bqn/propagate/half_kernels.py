@@ -203,7 +203,7 @@ def centres(centre: Tensor | None, geometry: Geometry | None) -> tuple[Tensor | 
     """The centre of each channel, and the constant square of a convolution."""
     if centre is None or geometry is None:
         return None if centre is None else centre.contiguous(), None
-    return half._middle(centre, geometry).contiguous(), half._constant_square(centre).contiguous()
+    return half.middle_of(centre, geometry).contiguous(), half.square_of_centre(centre).contiguous()
 
 
 def forward(
@@ -217,7 +217,7 @@ def forward(
     low, noise_weight, constant = _noise_weights(weight, constant_square, weight_square, x.dtype)
     mean, var = half.product(x, low, geometry), half.product(noise_input, noise_weight, geometry)
     if input_square is not None:
-        doubt = half._window_sum(doubt, weight, geometry).contiguous()
+        doubt = half.window_sum(doubt, weight, geometry).contiguous()
     var = dense(var, geometry)
     _finish_kernel[(triton.cdiv(var.numel(), BLOCK),)](
         var, doubt, constant, var.numel(), var.shape[1], DOUBT=input_square is not None, CENTRED=constant.numel() > 0,

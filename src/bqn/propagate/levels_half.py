@@ -123,14 +123,14 @@ def _plain_forward(
     x: Tensor, var: Tensor | None, input_square: float | None, weight: Tensor, noise: Tensor, centre: Tensor | None,
     geometry: Geometry | None, low: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    middle = None if centre is None else half._middle(centre, geometry)
+    middle = None if centre is None else half.middle_of(centre, geometry)
     known, noise_input, doubt = _rounded_inputs(x, var, input_square, middle, geometry, low)
     mean = half.product(known, half.low_weight(weight, known, geometry), geometry).to(weight.dtype)
     total = half.product(noise_input, half.low_weight(noise, known, geometry), geometry).to(weight.dtype)
     if doubt is not None:
         total = total + half.product(doubt, half.low_weight(weight.square() + noise, known, geometry), geometry)
     if centre is not None and geometry is not None:
-        total = total + (noise * half._constant_square(centre)).flatten(1).sum(-1).reshape(-1, 1, 1)
+        total = total + (noise * half.square_of_centre(centre)).flatten(1).sum(-1).reshape(-1, 1, 1)
     return mean, total.clamp_min(0)
 
 
@@ -139,7 +139,7 @@ def _plain_backward(
     noise: Tensor, centre: Tensor | None, geometry: Geometry | None, low: torch.dtype, of_inputs: bool,
     of_weights: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    middle, signs = None if centre is None else half._middle(centre, geometry), input_square is not None
+    middle, signs = None if centre is None else half.middle_of(centre, geometry), input_square is not None
     known, noise_input, doubt = _rounded_inputs(x, var, input_square, middle, geometry, low)
     low_weight, low_noise = half.low_weight(weight, known, geometry), half.low_weight(noise, known, geometry)
     through_mean, by_weight = half.transposed_as_needed(grad_mean, known, low_weight, geometry, of_inputs, of_weights)
@@ -173,7 +173,7 @@ def _plain_backward(
         if by_doubt is not None:
             by_weight, by_noise = by_weight + 2 * weight * by_doubt, by_noise + by_doubt
         if per_unit is not None and centre is not None:
-            by_noise = by_noise + per_unit * half._constant_square(centre)
+            by_noise = by_noise + per_unit * half.square_of_centre(centre)
     return grad_x, None if signs else through_second, by_weight, by_noise, grad_centre
 
 

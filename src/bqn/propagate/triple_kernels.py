@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bqn.propagate.levels_half import needs_noise
 from bqn.propagate.pair_kernels import (
     BLOCK,
     PROCESSORS,
@@ -309,7 +310,7 @@ def by_input(
         *_gradients(grad_mean, grad_var, x.dtype, chosen.rounded), x,
         *_weights(weight, noise, x.dtype, chosen.rounded, kind["DOUBT"], kind["SIGNS"]),
         x if centre is None else centre.contiguous(), out, out if doubt_out is None else doubt_out, down,
-        rows, units, inputs, CENTRED=centre is not None, NOISE=centre is not None or not kind["SIGNS"],
+        rows, units, inputs, CENTRED=centre is not None, NOISE=needs_noise(centre, kind["SIGNS"]),
         ROUNDED=chosen.rounded, **kind, **sizes_of(tiles),
     )  # fmt: skip
     return out, doubt_out, None if centre is None else down.sum(0)
