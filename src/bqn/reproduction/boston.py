@@ -26,6 +26,7 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "activations": (-1.0, 1.0),
             "batch_norm": False,
             "init": "xavier",
+            "mean_field": True,
             "epochs": 400,
             "batch_size": 4,
             "learning_rate": 1e-2,
