@@ -145,6 +145,8 @@ class _MaxPool(_Pool):
         if isinstance(x, Gaussian):
             read = Gaussian.of(self._windows(x.mean), self._windows(x.var))
             largest: Gaussian | Categorical = pooling.maximum_gaussian(read, absent, together)
+        elif len(x.level_values) == 2 and pooling.tiles(x.shape[2:], self.kernel_size, self.stride, self.padding):
+            largest = pooling.maximum_of_tiles(x, self.kernel_size, together)
         elif len(x.level_values) == 2:
             pairs = Categorical.of(x.level_values, mean=self._windows(x.mean))
             largest = pooling.maximum_categorical(pairs, absent, together)

@@ -6,6 +6,8 @@ Every function takes windows: a belief whose last dimension K runs over the inpu
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -22,8 +24,7 @@ _ROOT_TWO_PI = math.sqrt(2 * math.pi)
 
 def average_windows(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> Tensor:
     """The mean over windows of one or two dimensions, `(N, C, *in)` to `(N, C, *out)`; padded zeros count."""
-    tiled = kernel == stride and all(size % step == 0 for size, step in zip(x.shape[2:], stride, strict=True))
-    if not any(padding) and (tiled or set(stride) == {1}):
+    if tiles(x.shape[2:], kernel, stride, padding) or (not any(padding) and set(stride) == {1}):
         result: Tensor = _Average.apply(x, kernel, stride)  # type: ignore[no-untyped-call]
         return result
     return _average(x, kernel, stride, padding)
@@ -111,28 +112,99 @@ class _LargestOfTwoLevels(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None, None]:
         mean, absent, together = ctx.saved_tensors
-        lose, grad = _losing(mean, absent, ctx.low, ctx.high), grads[0]
-        share = None if together is None else together.to(grad.dtype)
-        factors = lose.unbind(-1)
-        behind = [grad if share is None else (1 - share) * grad]  # of each factor, the last first
-        for factor in reversed(factors[1:]):
-            behind.append(behind[-1] * factor)
-        if share is not None:
-            whole = share * grad
-            # An index and not a comparison with the minimum: of two equal numbers a compiler may round one only.
-            present = lose if absent is None else torch.where(absent, 2.0, lose)
-            first_smallest = present.argmin(-1).to(torch.int32)
-        others: list[Tensor] = []
-        before: Tensor | None = None
-        for place, factor in enumerate(factors):  # one at a time: together they would be a network's largest tensors
-            other = behind.pop() if before is None else before * behind.pop()
-            before = factor if before is None else before * factor
-            if share is not None:
-                other = other + torch.where(first_smallest == place, whole, 0.0)
-            others.append(other)
-        del lose, factors, factor, before
-        by_mean = torch.stack(others, -1)
+        lose = _losing(mean, absent, ctx.low, ctx.high)
+        # Padding comes second to all that is there, also where nothing else is left to lose.
+        present = lose if absent is None else torch.where(absent, 2.0, lose)
+        by_mean = torch.stack(list(_by_each(grads[0], lose.unbind(-1), present.unbind(-1), together)), -1)
         return by_mean if absent is None else torch.where(absent, 0.0, by_mean), None, None, None, None
+
+
+class _LargestOfTiles(torch.autograd.Function):
+    """`_LargestOfTwoLevels` of the tiles of an image, `(N, C, *in)` to `(N, C, *out)`.
+
+    Tiles are read where they lie: side by side in a dimension of their own they are a copy of the image in another
+    order, which is slow to make and to undo, above all where channels lie innermost.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, together: Tensor | None, kernel: tuple[int, ...], low: float, high: float) -> Tensor:
+        lose = _places(_losing(mean, None, low, high), kernel)
+        lost = math.prod(lose[1:], start=lose[0])
+        if together is not None:
+            share = together.to(lost.dtype)
+            lost = (1 - share) * lost + share * reduce(torch.minimum, lose)
+        return high - (high - low) * lost
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        mean, together, ctx.kernel, ctx.low, ctx.high = inputs
+        ctx.save_for_backward(mean, together)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None, None]:
+        mean, together = ctx.saved_tensors
+        lose = _places(_losing(mean, None, ctx.low, ctx.high), ctx.kernel)
+        return _tiled(_by_each(grads[0], lose, lose, together), ctx.kernel), None, None, None, None
+
+
+def _by_each(grad: Tensor, lose: Sequence[Tensor], present: Sequence[Tensor], together: Tensor | None) -> list[Tensor]:
+    """The gradients by the means of variables, given their probabilities of the lower level."""
+    share = None if together is None else together.to(grad.dtype)
+    behind = [grad if share is None else (1 - share) * grad]  # of each factor, the last first
+    for factor in reversed(lose[1:]):
+        behind.append(behind[-1] * factor)
+    if share is not None:
+        whole, smallest = share * grad, _first_smallest(present)
+    gradients: list[Tensor] = []
+    before: Tensor | None = None
+    for place, factor in enumerate(lose):  # one at a time: together they would be a network's largest tensors
+        gradient = behind.pop() if before is None else before * behind.pop()
+        before = factor if before is None else before * factor
+        if share is not None:
+            gradient = gradient + torch.where(smallest == place, whole, 0.0)
+        gradients.append(gradient)
+    return gradients
+
+
+def _first_smallest(values: Sequence[Tensor]) -> Tensor:
+    """Which is the smallest, the first of equal ones.
+
+    An index, found by comparing inputs with each other and not with their minimum: of two equal numbers a compiler may
+    round one only.
+    """
+    least, index = values[0], torch.zeros_like(values[0], dtype=torch.int8)
+    for place, value in enumerate(values[1:], 1):
+        smaller = value < least
+        least, index = torch.where(smaller, value, least), torch.where(smaller, place, index)
+    return index
+
+
+def _places(image: Tensor, kernel: tuple[int, ...]) -> list[Tensor]:
+    """The image at the first place of every tile, at the second, and so on: views `(N, C, *out)`, row-major."""
+    views = [image]
+    for axis, size in enumerate(kernel, -len(kernel)):
+        views = [view.unflatten(axis, (-1, size)).select(axis, start) for view in views for start in range(size)]
+    return views
+
+
+def _tiled(places: Sequence[Tensor], kernel: tuple[int, ...]) -> Tensor:
+    """The image that has these tensors at the places of its tiles: the inverse of `_places`."""
+    if torch.compiler.is_compiling():
+        # A compiler makes one pass of a choice; of a stack it makes one a place, and another that puts them in order.
+        marks = torch.arange(len(places), device=places[0].device).view(kernel).repeat(places[0].shape[-len(kernel) :])
+        spread = [F.interpolate(place, scale_factor=tuple(map(float, kernel))) for place in places]
+        image: Tensor = spread[0]
+        for index, other in enumerate(spread[1:], 1):
+            image = torch.where(marks == index, other, image)
+        return image
+    first, inside = places[0].dim() - len(kernel), range(len(kernel))
+    image = torch.stack(tuple(places), -1).unflatten(-1, kernel)
+    image = image.movedim([axis - len(kernel) for axis in inside], [first + 1 + 2 * axis for axis in inside])
+    for axis in inside:
+        image = image.flatten(first + axis, first + axis + 1)
+    return image
 
 
 def _losing(mean: Tensor, absent: Tensor | None, low: float, high: float) -> Tensor:
@@ -164,6 +236,19 @@ def maximum_categorical(x: Categorical, absent: Tensor | None = None, together: 
         below = (1 - share) * below + share * cumulative.amin(-2)
     zero, one = torch.zeros_like(below[..., :1]), torch.ones_like(below[..., :1])
     return Categorical.of(levels, probs=torch.diff(torch.cat((zero, below, one), -1), dim=-1).clamp_min(0))
+
+
+def tiles(size: Sequence[int], kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> bool:
+    """Whether windows tile an image: each element of it is in one of them."""
+    whole = all(extent % step == 0 for extent, step in zip(size, stride, strict=True))
+    return kernel == stride and not any(padding) and whole
+
+
+def maximum_of_tiles(x: Categorical, kernel: tuple[int, ...], together: Tensor | None = None) -> Categorical:
+    """`maximum_categorical` of the tiles of an image on two levels, `(N, C, *in)` to `(N, C, *out)`."""
+    levels = x.level_values
+    largest: Tensor = _LargestOfTiles.apply(x.mean, together, kernel, *levels)  # type: ignore[no-untyped-call]
+    return Categorical.of(levels, mean=largest)
 
 
 def maximum_gaussian(x: Gaussian, absent: Tensor | None = None, together: Tensor | None = None) -> Gaussian:
