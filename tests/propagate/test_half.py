@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import bqn
 from bqn.propagate import clt, half, normalized_sign, products
@@ -63,6 +64,20 @@ def test_moments_and_gradients_within_a_percent(geometry: products.Geometry | No
         assert error < 0.012
     assert bool((got[1] >= 0).all())
     assert got[0].dtype == got[1].dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("geometry", [None, CONV[0]])
+def test_backward_asks_once_for_what_it_keeps(geometry: products.Geometry | None) -> None:
+    """Activation checkpointing, which makes it again at that moment, does not give it out twice."""
+    (x, logits, centre), _ = operands(geometry, True)
+    x, logits, centre = (tensor.float().requires_grad_() for tensor in (x, logits, centre))
+    with half.lowered():
+        kept = moments(x, logits, centre, geometry, True)
+        again = checkpoint(moments, x, logits, centre, geometry, True, use_reentrant=False)
+        upstream = [torch.randn_like(tensor) for tensor in kept]
+        expected, ours = (torch.autograd.grad(got, (x, logits, centre), upstream) for got in (kept, again))
+    assert_close(ours, expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.usefixtures("_kernels")

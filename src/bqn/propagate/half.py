@@ -173,7 +173,7 @@ class _HalfMoments(torch.autograd.Function):
         weight_square, input_square, geometry = ctx.settings
         grad_mean, grad_var = grads
         if pair_kernels_take(x, weight, geometry):
-            return _pair_backward(ctx, grad_mean, grad_var)
+            return _pair_backward(ctx, x, weight, centre, grad_mean, grad_var)
         if kernels_take(x, weight):
             from bqn.propagate import half_kernels
 
@@ -257,10 +257,11 @@ def pair_kernels_take(x: Tensor, weight: Tensor, geometry: Geometry | None) -> b
     return pair_kernels.fits(x, weight) and pair_kernels.pays(x, weight)
 
 
-def _pair_backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor) -> tuple[Tensor | None, ...]:
+def _pair_backward(
+    ctx: Any, x: Tensor, weight: Tensor, centre: Tensor | None, grad_mean: Tensor, grad_var: Tensor
+) -> tuple[Tensor | None, ...]:
     from bqn.propagate import pair_kernels
 
-    x, weight, centre = ctx.saved_tensors
     weight_square, input_square, _ = ctx.settings
     need_x, need_weight, need_centre = ctx.needs_input_grad[:3]
     grad_x = grad_centre = grad_weight = None
