@@ -175,6 +175,33 @@ def steps(rows: Rows) -> str:
     return "\n".join(lines)
 
 
+COMPILED_FORMS = {
+    "plain": "plain network, bf16",
+    "windows": "max pooling of windows side by side, as before",
+    "default": "as it is: max pooling of tiles in their place",
+    "far": "formed again also far from where it was formed first",
+    "aggressive": "formed again wherever it is done element by element",
+    "pointwise": "more shapes of kernels tried",
+}
+
+
+def compiled_forms(rows: Rows) -> str:
+    """Steps of the VGG by form, and what the kernels of each take; beside them replicas of the CNN."""
+    found = {(row["form"], row["model"]): row for row in rows}
+    plain = found["plain", "vgg"]["ms"]
+    kinds = ("products", "fused", "optimizer", "other")
+    heads = ["form", "VGG, ms", "times plain", *(f"{kind}, ms" for kind in kinds), "kernels", "eight CNNs, each, ms"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for form, name in COMPILED_FORMS.items():
+        row, beside = found[form, "vgg"], found.get((form, "cnn"))
+        cells = [f"{row['ms']:.2f}", f"{row['ms'] / plain:.2f}"]
+        cells += [f"{row['us'][kind] / 1e3:.2f}" if "us" in row else "–" for kind in kinds]
+        cells.append(f"{row['kernels']:.0f}" if "kernels" in row else "–")
+        cells.append(f"{beside['ms'] / beside['replicas']:.3f}" if beside else "–")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _spread(values: list[float], unit: float, digits: int) -> str:
     mean = f"{unit * statistics.mean(values):.{digits}f}"
     return f"{mean} ± {unit * statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
@@ -219,7 +246,9 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "gpu_step_100": steps,
     "gpu_step_512": steps,
     "gpu_step_cnn_512": steps,
+    "compiled_forms": compiled_forms,
     "precision": precision,
+    "precision_vgg": precision,
     "variance_precision": variance_precision,
     "pair_of_products": matrix_products,
     "pair_of_convolutions": pair,
@@ -229,6 +258,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "pair_of_convolutions_profile": pair_profile,
     "rivals_profile": rivals,
     "memory": memory,
+    "memory_mlp": memory,
     "memory_compiled": memory,
     "memory_profile": memory_profile,
     "cost": cost,

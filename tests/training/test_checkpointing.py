@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bqn import Network, SoftmaxHead, nn
+from bqn import Network, SoftmaxHead, models, nn
+from bqn.propagate import half
 from bqn.training import ConfigError, fit, train
+from bqn.training.parts import recomputed
 from bqn.training.run import RunFolder
 from tests.training import tiny
 
@@ -39,6 +41,28 @@ def test_layers_run_twice_a_step():
     fit(whole, tiny.images(), None, config)
     assert len(calls) == 1 + 2 * 4 + 1  # one to count the classes, one for the statistics in the end
     assert int(net[2].num_batches_tracked) == 4 + 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_gradients_in_half_precision_with_kernels(monkeypatch, model):
+    """Triton kernels in all layers, natively or in the interpreter."""
+    monkeypatch.setattr(half, "kernels_take", lambda *_: True)
+    monkeypatch.setattr(half, "pair_kernels_take", lambda x, weight, geometry: geometry is None)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    shape = (12, 64) if model == "mlp" else (6, 1, 12, 12)
+    net = models.mlp(64, 10, hidden=(48, 32)) if model == "mlp" else models.cnn(shape[1:], 10, (8, 16), 32)
+    net = net.to(device).train()
+    x, y = torch.randn(shape, device=device), torch.randint(10, shape[:1], device=device)
+
+    def gradients(again):
+        with half.lowered(), recomputed(net, again):
+            loss = -net.elbo_terms(x, y, 100, torch.tensor(1e-4, device=device)).value
+            return torch.autograd.grad(loss, tuple(net.parameters()), allow_unused=True)
+
+    for ours, plain in zip(gradients(again=True), gradients(again=False), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-2, atol=1e-2)
 
 
 def test_other_bodies_are_refused():
