@@ -19,11 +19,10 @@ REMARKS: Mapping[tuple[str, str, str], str] = {
         "247.8 / 9.33 on Fashion-MNIST, 23.6 / 0.72, 25.0 / 0.76 and 28.5 / 0.91 on MNIST (commit ca6d458)."
     ),
     ("vgg", "cifar10", "paper"): (
-        "Five seeds, which stopped after 85 to 114 epochs, the best of them the 70th to 99th. They have the paper's NLL, "
-        "not its error. Sampled networks are far behind: MC-5, recalibrated, has 767.2 / 24.32. From a Xavier start "
-        "little of the signal reaches the end of eight layers ([start.md](start.md)); what start the paper's own figures "
-        "had we do "
-        "not know."
+        "Five seeds, which stopped after 85 to 114 epochs, the best of them the 70th to 99th. They have the paper's "
+        "NLL, not its error. Sampled networks are far behind: MC-5, recalibrated, has 767.2 / 24.32. From a Xavier "
+        "start little of the signal reaches the end of eight layers ([start.md](start.md)); what start the paper's own "
+        "figures had we do not know."
     ),
 }
 _CHANCE = 0.99 * math.log(10)  # about what a network says that has learned nothing
