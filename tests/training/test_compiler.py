@@ -45,7 +45,7 @@ def compile_as(trainer: Trainer, change: Change) -> list[ElboTerms]:
         made.append(terms._replace(value=terms.value.detach() + torch.stack(slopes).sum()))
         return made[-1]
 
-    trainer.__dict__["_compiled"] = {"analytic": objective}
+    trainer.objectives.__dict__["_compiled"] = {"analytic": objective}
     return made
 
 

@@ -140,7 +140,7 @@ def test_best_epoch_is_kept_and_patience_ends_the_run(monkeypatch):
         weights.append({name: tensor.clone() for name, tensor in net.state_dict().items()})
         return loop.Scores(next(scores), 0.5, None)
 
-    monkeypatch.setattr(loop, "validate", scripted)
+    monkeypatch.setattr(loop, "validate_once", scripted)
     net, history = train_tiny(tiny.config(epochs=6, patience=3), validation=tiny.images())
     assert len(history.records) == 5
     assert history.stopped_early
@@ -222,7 +222,7 @@ def test_divergence_of_the_gradient_names_the_parameter(monkeypatch):
 
 
 def test_validation_that_is_not_finite_stops(monkeypatch):
-    monkeypatch.setattr(loop, "validate", lambda *arguments: loop.Scores(math.nan, 0.5, None))
+    monkeypatch.setattr(loop, "validate_once", lambda *arguments: loop.Scores(math.nan, 0.5, None))
     with pytest.raises(DivergedError, match="epoch 1, step 4: the validation NLL is not finite"):
         train_tiny(tiny.config(), validation=tiny.images())
 

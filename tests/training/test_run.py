@@ -121,7 +121,7 @@ def test_a_finished_run_is_returned_as_it_is(tmp_path):
 
 def test_patience_survives_a_stop(tmp_path, monkeypatch):
     scores = iter([0.3, 0.5, 0.4])
-    monkeypatch.setattr(loop, "validate", lambda *arguments: loop.Scores(next(scores), 0.5, None))
+    monkeypatch.setattr(loop, "validate_once", lambda *arguments: loop.Scores(next(scores), 0.5, None))
     config = tiny.config(data="tiny", epochs=6, patience=2)
     with pytest.raises(StoppedError):
         train(config, out=tmp_path / "run", tick=stop_at(7))

@@ -97,7 +97,7 @@ def test_no_step_is_lost(tmp_path: Path, step: int) -> None:
 def test_an_interrupt_at_the_step_that_ends_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def scripted(*scores: float) -> None:
         left = iter(scores)
-        monkeypatch.setattr(loop, "validate", lambda *arguments: loop.Scores(next(left), 0.5, None))
+        monkeypatch.setattr(loop, "validate_once", lambda *arguments: loop.Scores(next(left), 0.5, None))
 
     config = tiny.config(epochs=5, patience=1)
     scripted(0.5, 0.6)
@@ -182,7 +182,7 @@ def test_on_a_cpu_every_epoch_is_saved(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_run_that_stops_early_is_saved(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.5, 0.3, 0.4, 0.35])
-    monkeypatch.setattr(loop, "validate", lambda *arguments: loop.Scores(next(scores), 0.5, None))
+    monkeypatch.setattr(loop, "validate_once", lambda *arguments: loop.Scores(next(scores), 0.5, None))
     saved = epochs_when_saved(monkeypatch)
     _, history = train_tiny(tiny.config(epochs=9, patience=2), out=tmp_path / "run")
     assert history.stopped_early

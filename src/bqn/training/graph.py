@@ -20,7 +20,8 @@ from bqn.training import compiler
 from bqn.training.guard import health
 
 if TYPE_CHECKING:
-    from bqn.training.loop import StepKind, Trainer
+    from bqn.training.loop import Trainer
+    from bqn.training.objectives import StepKind
 
 _WARM_UP = 3  # steps before recording: libraries set themselves up and choose their algorithms
 

@@ -8,26 +8,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bqn.data import Split, augment, to_input
-from bqn.heads import GaussianHead
 from bqn.network import Network
 from bqn.nn import Draws, recalibrate
 from bqn.objective import ElboTerms
 from bqn.predictions import RECALIBRATION_INPUTS
-from bqn.propagate import half
 from bqn.training.checkpoint import Moment, digest
-from bqn.training.compiler import compiled
 from bqn.training.config import TrainConfig
 from bqn.training.distributed import ALONE, Processes, join
 from bqn.training.errors import CheckpointError, DivergedError
 from bqn.training.folder import RunFolder
 from bqn.training.graph import Recording, can_record
 from bqn.training.guard import Cause, find_cause, health
+from bqn.training.objectives import Objectives, StepKind, step_kind
 from bqn.training.parts import backward_in_parts, own_parts, recomputed, require_drawable, require_parts
 from bqn.training.prepare import count_outputs, fingerprint, prepare, require_fitting
 from bqn.training.preprocessing import Preprocessing
@@ -35,11 +32,10 @@ from bqn.training.records import EpochRecord, History
 from bqn.training.schedules import kl_weight, learning_rate
 from bqn.training.state import TrainingState
 from bqn.training.surroundings import surroundings
-from bqn.training.validation import BATCH, Scores, validate
+from bqn.training.validation import BATCH, Scores, validate_once
 
 Report = Callable[[EpochRecord], None]
 Tick = Callable[[int, int], None]
-StepKind = Literal["analytic", "drawn", "both"]
 
 # Steps between looks at the health of a run on a GPU: looking makes the GPU wait. On a CPU every step is looked at.
 LOOK_EVERY = {"cpu": 1, "cuda": 100}
@@ -123,6 +119,7 @@ class Trainer:
         self.recording: Recording | None = None
         self._recorded_epoch: int | None = None
         self.compiles = config.compile
+        self.objectives = Objectives(net, config, len(train))
         self._saved_at = time.monotonic()
         self._best_written: int | None = None
 
@@ -330,41 +327,12 @@ class Trainer:
     @property
     def step_kind(self) -> StepKind:
         """What the step that comes next trains."""
-        config = self.config
-        if self.state.epoch < config.epochs - config.drawn_epochs:
-            return "analytic"
-        if not config.drawn_alone:
-            return "both"
-        return "drawn" if self._steps_done() % (config.drawn_alone + 1) else "analytic"
+        return step_kind(self.config, self.state.epoch, self._steps_done())
 
     def objective(self, x: Tensor, y: Tensor, lam: Tensor | None = None, draws: Draws | None = None) -> ElboTerms:
         """The objective on some examples as stored, with λ as in `terms` and what `draw` gave."""
-        compiles = self.compiles and lam is not None
-        inputs, count, weight = to_input(x), len(self.x), self.lam(self._time()) if lam is None else lam
-        bound = {} if isinstance(self.net.head, GaussianHead) else {"bound": self.config.bound}
-        kind = self.step_kind
-        objective = (self._compiled if compiles else self._objectives)[kind]
-        # What is computed again in a compiled step the compiler decides, see `compiler.compiled`.
-        whole = compiles and self.config.checkpoint_activations
-        precision = half.lowered() if self.config.mixed_precision else nullcontext()
-        with precision, recomputed(self.net, False) if whole else nullcontext():
-            if kind == "analytic":
-                return objective(inputs, y, count, weight, **bound)
-            assert draws is not None, kind
-            if kind == "drawn":
-                return objective(inputs, y, count, weight, draws)
-            return objective(inputs, y, count, weight, draws, **bound)
-
-    @cached_property
-    def _objectives(self) -> dict[StepKind, Callable[..., ElboTerms]]:
-        net = self.net
-        return {"analytic": net.elbo_terms, "drawn": net.drawn_elbo_terms, "both": net.half_drawn_elbo_terms}
-
-    @cached_property
-    def _compiled(self) -> dict[StepKind, Callable[..., ElboTerms]]:
-        """The same, compiled when they are called; see `compiler.compiled`."""
-        frugal = self.config.checkpoint_activations
-        return {kind: compiled(objective, frugal) for kind, objective in self._objectives.items()}
+        weight = self.lam(self._time()) if lam is None else lam
+        return self.objectives(self.step_kind, x, y, weight, draws, self.compiles and lam is not None)
 
     def _score(self, started: float) -> EpochRecord:
         state, config = self.state, self.config
@@ -373,7 +341,7 @@ class Trainer:
         if self.held_out is not None or state.epoch + 1 == config.epochs:
             self.settle()
         if self.held_out is not None:
-            scores = self._validate(*self.held_out)
+            scores = validate_once(self.net, *self.held_out, self.preprocessing, self.processes)
             if not math.isfinite(scores.nll):
                 raise self._diverged(self.steps, Cause("validation NLL", "though all training steps were"))
         seconds = time.perf_counter() - started
@@ -409,15 +377,6 @@ class Trainer:
         """Which training examples the statistics are taken from."""
         generator = torch.Generator().manual_seed(self.config.seed)
         return torch.randperm(len(self.x), generator=generator)[:RECALIBRATION_INPUTS].to(self.device)
-
-    def _validate(self, x: Tensor, y: Tensor) -> Scores:
-        """The scores that the first process finds: they decide about the end of the run, so all must have the same."""
-        if not self.processes.several:
-            return validate(self.net, x, y, self.preprocessing)
-        found = validate(self.net, x, y, self.preprocessing) if self.processes.first else (math.nan,) * 3
-        told = [math.nan if score is None else score for score in found]
-        nll, *others = self.processes.from_first(told, self.device)
-        return Scores(nll, *(None if math.isnan(score) else score for score in others))
 
     def _diverged(self, step: int, cause: Cause) -> DivergedError:
         saved = ""

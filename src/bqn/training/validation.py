@@ -12,6 +12,7 @@ from bqn import metrics
 from bqn.data import to_input
 from bqn.heads import Moments
 from bqn.network import Network
+from bqn.training.distributed import ALONE, Processes
 from bqn.training.preprocessing import Preprocessing
 
 BATCH = 1000
@@ -23,6 +24,18 @@ class Scores(NamedTuple):
     nll: float
     error: float | None
     rmse: float | None
+
+
+def validate_once(
+    net: Network, x: Tensor, y: Tensor, preprocessing: Preprocessing, processes: Processes = ALONE
+) -> Scores:
+    """What `validate` finds in the first process: scores decide about the end of a run, so all must have the same."""
+    if not processes.several:
+        return validate(net, x, y, preprocessing)
+    found = validate(net, x, y, preprocessing) if processes.first else (math.nan,) * 3
+    told = [math.nan if score is None else score for score in found]
+    nll, *others = processes.from_first(told, x.device)
+    return Scores(nll, *(None if math.isnan(score) else score for score in others))
 
 
 def validate(net: Network, x: Tensor, y: Tensor, preprocessing: Preprocessing, batch_size: int = BATCH) -> Scores:
