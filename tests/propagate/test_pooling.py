@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 import bqn
 from bqn.propagate import clt, pooling
+from bqn.propagate.windows import windows
 
 
 def kept(function, *inputs: Tensor) -> int:
@@ -60,6 +62,87 @@ def test_largest_of_two_levels_beside_certain_ones() -> None:
     mean = torch.tensor([[1.0, 0.5, -0.5], [1.0, 1.0, 0.0]], requires_grad=True)
     pooling.maximum_categorical(bqn.Categorical.of(bqn.BINARY, mean=mean)).mean.sum().backward()
     assert torch.equal(mean.grad, torch.tensor([[0.25 * 0.75, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+
+
+TILES = [
+    ((2, 3, 8), (2,)),
+    ((2, 3, 4, 6), (2, 2)),
+    ((1, 2, 6, 4), (3, 2)),
+    ((2, 1, 3, 4), (1, 4)),
+    ((0, 3, 4, 4), (2, 2)),
+]
+
+
+def largest_of_tiles(mean: Tensor, kernel: tuple[int, ...], together: Tensor | None) -> Tensor:
+    return pooling.maximum_of_tiles(bqn.Categorical.of(bqn.BINARY, mean=mean), kernel, together).mean
+
+
+def largest_of_windows(mean: Tensor, kernel: tuple[int, ...], together: Tensor | None) -> Tensor:
+    read = windows(mean, kernel, kernel, (0,) * len(kernel))
+    return pooling.maximum_categorical(bqn.Categorical.of(bqn.BINARY, mean=read), None, together).mean
+
+
+def with_gradient(function, mean: Tensor, *arguments: object) -> tuple[Tensor, Tensor]:
+    """What a function makes of the means, and the gradient by them of a sum with weights."""
+    mean = mean.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    result = function(mean, *arguments)
+    weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).reshape(result.shape)
+    return result.detach(), torch.autograd.grad((weights * result).sum(), mean)[0]
+
+
+@pytest.mark.parametrize(("shape", "kernel"), TILES)
+@pytest.mark.parametrize("share", [None, 0.0, 0.3, 1.0])
+def test_tiles_are_windows(shape: tuple[int, ...], kernel: tuple[int, ...], share: float | None) -> None:
+    """Also where means are certain, so that factors are zero, and where some are equal."""
+    together = None if share is None else torch.tensor(share, dtype=torch.float64)
+    mean = (2 * torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 1).mul(
+        4
+    ).round() / 4
+    for ours, expected in zip(
+        with_gradient(largest_of_tiles, mean, kernel, together),
+        with_gradient(largest_of_windows, mean, kernel, together),
+        strict=True,
+    ):
+        assert_close(ours, expected)
+    if mean.numel():
+        free = (0.9 * mean + 0.05 * torch.rand(shape, dtype=torch.float64)).requires_grad_()
+        assert torch.autograd.gradcheck(lambda mean: largest_of_tiles(mean, kernel, together), (free,))
+        assert torch.autograd.gradgradcheck(lambda mean: largest_of_tiles(mean, kernel, together), (free,))
+        assert kept(lambda mean: largest_of_tiles(mean, kernel, together), free) == (together is not None)
+
+
+def test_a_tile_of_many_places() -> None:
+    mean = torch.rand(1, 1, 16, 16, requires_grad=True)
+    largest_of_tiles(mean, (16, 16), torch.tensor(1.0)).sum().backward()
+    assert mean.grad.nonzero().tolist() == [[0, 0, *divmod(int(mean.argmax()), 16)]]
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd.*should not be instantiated:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize(("shape", "kernel"), TILES[:4])
+@pytest.mark.parametrize("share", [None, 0.3])
+def test_tiles_in_a_compiler(shape: tuple[int, ...], kernel: tuple[int, ...], share: float | None) -> None:
+    """There the gradient takes another way, in the order of the image, whatever that is."""
+    torch.compiler.reset()
+    together = None if share is None else torch.tensor(share)
+    mean = (2 * torch.rand(shape, generator=torch.Generator().manual_seed(0)) - 1).mul(4).round() / 4
+    mean = mean if mean.dim() == 3 else mean.contiguous(memory_format=torch.channels_last)
+    compiled = torch.compile(largest_of_tiles, backend="aot_eager", fullgraph=True, dynamic=False)
+    ours = with_gradient(compiled, mean, kernel, together)
+    for got, expected in zip(ours, with_gradient(largest_of_tiles, mean, kernel, together), strict=True):
+        assert_close(got, expected)
+    assert mean.dim() == 3 or ours[1].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_windows_that_leave_a_rest_are_no_tiles() -> None:
+    mean = 2 * torch.rand(2, 3, 5, 5) - 1
+    pool = bqn.nn.MaxPool2d(2)
+    whole, part = (
+        pool(bqn.Categorical.of(bqn.BINARY, mean=each)).mean for each in (mean, mean[..., :4, :4].contiguous())
+    )
+    assert_close(whole, part)
+    assert not pooling.tiles((5, 5), (2, 2), (2, 2), (0, 0))
+    assert not pooling.tiles((4, 4), (2, 2), (1, 1), (0, 0))
+    assert not pooling.tiles((4, 4), (2, 2), (2, 2), (1, 0))
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def _first_smallest(values: Sequence[Tensor]) -> Tensor:
     An index, found by comparing inputs with each other and not with their minimum: of two equal numbers a compiler may
     round one only.
     """
-    least, index = values[0], torch.zeros_like(values[0], dtype=torch.int8)
+    least, index = values[0], torch.zeros_like(values[0], dtype=torch.int32)
     for place, value in enumerate(values[1:], 1):
         smaller = value < least
         least, index = torch.where(smaller, value, least), torch.where(smaller, place, index)
