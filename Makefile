@@ -15,7 +15,7 @@ test: lint
 
 # The tests that concern the GPU, on it; GPU_PYTHON names an interpreter with another torch than the pinned one.
 GPU_PYTHON ?= $(BIN)/python
-test-gpu:
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.dev)
 	$(GPU_PYTHON) tests/gpu.py
 
 lint: $(VENV)/.dev

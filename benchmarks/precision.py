@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bqn.reproduction import measuring, recipes
 from bqn.training.replicas import seeds_of, train_together
 from bqn.training.run import load_data
@@ -62,6 +64,8 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="where the data sets lie")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("precision: this benchmark needs a CUDA device")
     rows: list[dict[str, Any]] = []
     for text in args.runs:
         model, data, epochs, seeds = text.split(":")

@@ -80,6 +80,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=tuple(MODELS), default=list(MODELS))
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        raise SystemExit("recompute: torch sees no CUDA device here")
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     print(f"{'network':10s}{'kept MB':>10s}{'again MB':>10s}{'ratio':>7s}{'ms':>10s}{'again ms':>10s}{'ratio':>7s}")

@@ -32,6 +32,11 @@ def evaluated(bqn, run, *options):
     return json.loads(bqn("evaluate", run, "--samples", 3, "--seed", 5, *options, "--json").out)
 
 
+def test_a_run_is_no_packed_network(bqn, home):
+    refused = bqn("run", home.classifier, "--data", home.images).fails()
+    assert f"is a folder, not a packed network: bqn pack {home.classifier} makes one of the run" in refused
+
+
 @pytest.mark.parametrize("mode", ["map", "mc"])
 def test_the_same_figures_as_evaluate(bqn, home, packed, mode):
     done = bqn("run", packed / f"{mode}.bqn", "--data", home.images, "--json")
@@ -245,7 +250,7 @@ def test_files_that_are_no_packed_networks(bqn, packed, tmp_path, command):
         assert str(broken) in bqn(command, broken, *options).fails()
     assert "checksum does not match" in bqn(command, broken, *options).fails()
     assert "No such file" in bqn(command, tmp_path / "missing.bqn", *options).fails()
-    assert "Is a directory" in bqn(command, tmp_path, *options).fails()
+    assert bqn(command, tmp_path, *options).fails() == f"{tmp_path} is a folder, not a packed network"
 
 
 def test_wrong_usage_of_pack(bqn, home, run, tmp_path):

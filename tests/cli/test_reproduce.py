@@ -102,6 +102,20 @@ def test_table4_is_a_comparison(bqn, monkeypatch):
     assert "results/regression/boston-paper" in done.out.replace("\n", "")
 
 
+def test_what_is_recorded_of_table4_is_shown(bqn):
+    kept = Path(__file__).resolve().parents[2] / "results"
+    shown = bqn("reproduce", "table4", "--recipe", "paper", "--out", kept)
+    assert shown.code == 0
+    assert "4.59" in shown.out
+    assert f"next: bqn reproduce page --out {kept}" in " ".join(shown.out.split())
+    (row, *_) = json.loads(bqn("reproduce", "table4", "--recipe", "paper", "--out", kept, "--json").out)["rows"]
+    assert row["rmse"]["mean"] == pytest.approx(4.594, abs=1e-3)
+
+
+def test_the_page_has_no_place_for_other_data(bqn):
+    assert "bqn reproduce page" not in bqn(*LINE, "--quiet").out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -111,6 +125,7 @@ def test_table4_is_a_comparison(bqn, monkeypatch):
         (("table1", "--data", "kmnst"), "data must be one of"),
         (("table1", "--idea", "jensen"), "--idea is for ablations"),
         (("table4", "--data", "mnist"), "not for table4"),
+        (("page", "--dry-run"), "--dry-run is not for page"),
         (("table4", "--seeds", "21"), "has 20 splits"),
         (("table1", "--device", "tpu"), "device must be"),
         (("table1", "--seeds", "0"), "--seeds"),

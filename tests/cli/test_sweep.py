@@ -1,11 +1,14 @@
 """`bqn sweep` and `bqn train --replicas`: many runs in one folder."""
 
 import json
+import os
+import re
+import signal
 from pathlib import Path
 
 import torch
 
-from bqn.training import load_run
+from bqn.training import load_run, loop
 from tests.cli.files import QUICK
 
 
@@ -35,6 +38,34 @@ def test_the_same_command_again_trains_nothing(bqn, home):
     assert again.err == ""
     after = load_run("s/learning_rate-0.1_seed-0").net.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_setting_is_named_whole(bqn, home):
+    line = ("--lam", "0.001,0.01", "--learning-rate", "0.01,0.1", "--out", "s", "--json", *QUICK)
+    settings = json.loads(bqn("sweep", "--data", home.images, *line).out)["settings"]
+    assert {row["setting"] for row in settings} == {
+        f"lam-{lam}, learning_rate-{rate}" for lam in ("0.001", "0.01") for rate in ("0.01", "0.1")
+    }
+
+
+def test_interrupted_and_continued(bqn, home, monkeypatch):
+    """Ctrl-C in the first epoch, without --out: the message names the folder that the same command needs."""
+    score = loop.Trainer._score
+
+    def pressed(self, started):
+        os.kill(os.getpid(), signal.SIGINT)
+        return score(self, started)
+
+    line = ("train", "--data", home.images, "--replicas", "2", *QUICK)
+    monkeypatch.setattr(loop.Trainer, "_score", pressed)
+    stopped = bqn(*line)
+    monkeypatch.setattr(loop.Trainer, "_score", score)
+    assert stopped.code == 130
+    folder = re.search(r"the same command with --out (\S+) continues them", " ".join(stopped.err.split()))[1]
+    assert Path(folder, "seed-0").is_dir()
+    assert "name one of them, or give the command that began them again" in bqn("resume", folder).fails()
+    assert bqn(*line, "--out", folder).code == 0
+    assert [path.name for path in Path("runs").iterdir()] == [Path(folder).name]
 
 
 def test_replicas_of_train(bqn, home):

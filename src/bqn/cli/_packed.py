@@ -31,6 +31,10 @@ PackedArgument = Annotated[
 
 def open_packed(file: Path) -> Packed:
     """The packed network in a file, or the pretrained one of that name; the file wins."""
+    if file.is_dir():
+        is_run = (file / "config.json").exists()
+        hint = f": bqn pack {file} makes one of the run, bqn evaluate takes the run" if is_run else ""
+        raise PackedError(f"{file} is a folder, not a packed network{hint}")
     if file.is_file() or NAME.fullmatch(str(file)) is None:
         return container.load(file)
     try:

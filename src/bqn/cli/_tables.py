@@ -155,6 +155,20 @@ def ranked_table(names: Sequence[str], results: Sequence[Mapping[str, Any]], mod
     return table
 
 
+def comparison_table(summary: Mapping[str, Any]) -> Table:
+    """Methods side by side, as `bqn.comparison.summarize` puts them together."""
+    from bqn.comparison.words import describe_rows, heads
+
+    table = new_table(*heads(summary))
+    table.padding, table.columns[0].no_wrap = 0, True  # nine columns in eighty characters
+    for cells, row in zip(describe_rows(summary), summary["rows"], strict=True):
+        table.add_row(
+            *(Text(each, style="bold green" if each == "best" else "") for each in cells),
+            style="" if row["usual"] else "dim",
+        )
+    return table
+
+
 def _best(values: Sequence[float | None], column: Column) -> float | None:
     present = [value for value in values if value is not None]
     if column.less_is_better is None or len(set(present)) < 2:

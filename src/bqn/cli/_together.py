@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +23,15 @@ from bqn.training.replicas import train_together
 
 
 class Plan(NamedTuple):
-    """A run to be made: the name of its folder, which says how it differs from the others, and its config."""
+    """A run to be made: its config, and in words how it differs from the others but for the seed."""
 
-    name: str
     config: TrainConfig
+    differs: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """That of its folder."""
+        return "_".join((*self.differs, f"seed-{self.config.seed}"))
 
 
 def train_all(plans: Sequence[Plan], dataset: Dataset, folder: Path, quiet: bool, as_json: bool) -> None:
@@ -49,7 +55,8 @@ def train_all(plans: Sequence[Plan], dataset: Dataset, folder: Path, quiet: bool
                 tick=stop,
             )
         except KeyboardInterrupt:
-            raise InterruptedRunError("the runs are saved; the same command continues them") from None
+            message = f"the runs are saved; the same command with --out {shlex.quote(str(folder))} continues them"
+            raise InterruptedRunError(message) from None
     summaries = [_summary(name, run) for name, run in zip(names, runs, strict=True)]
     groups = _by_setting(plans, summaries)
     if as_json:
@@ -70,8 +77,7 @@ def _by_setting(plans: Sequence[Plan], summaries: Sequence[dict[str, Any]]) -> l
     """Mean and standard deviation over the seeds of each setting, the best validation NLL first."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for plan, summary in zip(plans, summaries, strict=True):
-        setting = ", ".join(part for part in plan.name.split("_") if not part.startswith("seed-")) or "all seeds"
-        groups.setdefault(setting, []).append(summary)
+        groups.setdefault(", ".join(plan.differs) or "all seeds", []).append(summary)
     rows = []
     for setting, members in groups.items():
         done = [member["best"] for member in members if member.get("best") is not None]

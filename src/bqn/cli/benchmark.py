@@ -11,15 +11,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.text import Text
 
 from bqn.cli._console import err, footnote, note, show, show_json, working
 from bqn.cli._errors import InterruptedRunError, UsageError, settings_are_usage
 from bqn.cli._options import AsJson, DataDir, Quiet
 from bqn.cli._settings import parse_setting
-from bqn.cli._tables import new_table
+from bqn.cli._tables import comparison_table
 from bqn.comparison import ComparisonError, Plan, RecordFolder, Task, make_plan, render_page, run_plan, summarize
-from bqn.comparison.words import describe_rows, heads, notes
+from bqn.comparison.words import notes
 from bqn.data import DataError
 from bqn.training.files import to_json, write_atomic
 
@@ -107,15 +106,8 @@ def benchmark(
     if as_json:
         show_json(summary)
         return
-    table = new_table(*heads(summary))
-    table.padding, table.columns[0].no_wrap = 0, True  # nine columns in eighty characters
-    for cells, row in zip(describe_rows(summary), summary["rows"], strict=True):
-        table.add_row(
-            *(Text(cell, style="bold green" if cell == "best" else "") for cell in cells),
-            style="" if row["usual"] else "dim",
-        )
     page = folder.path / "comparison.html"
-    show(table, footnote(f"{notes(summary)}."), f"records and plots: {shlex.quote(str(page))}")
+    show(comparison_table(summary), footnote(f"{notes(summary)}."), f"records and plots: {shlex.quote(str(page))}")
 
 
 def _parse_settings(given: list[str]) -> dict[str, dict[str, Any]]:

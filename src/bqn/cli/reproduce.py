@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +13,15 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bqn.choices import expected_one_of
-from bqn.cli._console import err, note, show, show_json
+from bqn.cli._console import err, footnote, note, show, show_json
 from bqn.cli._errors import InterruptedRunError, UsageError, settings_are_usage
 from bqn.cli._options import AsJson, DataDir, Device, Quiet, choose_device
-from bqn.cli._tables import new_table
+from bqn.cli._tables import comparison_table, new_table
 from bqn.cli._training import stop_on_interrupt
 from bqn.comparison import Task
-from bqn.reproduction import TARGETS, Cell, plan, run
+from bqn.comparison import summarize as compare
+from bqn.comparison.words import notes
+from bqn.reproduction import TARGETS, Cell, paper, plan, run
 from bqn.reproduction.boston import boston_folder, plan_boston, run_boston
 from bqn.reproduction.page import write_pages
 from bqn.reproduction.recipes import RECIPES
@@ -99,6 +102,8 @@ def reproduce(
     """
     choose_device(device)
     if target == _PAGE:
+        if dry_run:
+            raise UsageError("--dry-run is not for page, which trains nothing and writes")
         written = write_pages(out, docs)
         _tell_files(written, as_json)
         return
@@ -144,7 +149,14 @@ def reproduce(
     table = new_table("network", "recipe", "seeds", "NLL, 1e-3", "error %", "paper's NLL", "error %")
     for row in rows:
         table.add_row(*in_words(row))
-    show(table, f"records are in {out}; next: bqn reproduce page")
+    on_page = any((cell.architecture, cell.data) in paper.NETWORKS for cell in cells)
+    show(table, _where(out, out, on_page))
+
+
+def _where(records: Path, out: Path, on_page: bool = True) -> str:
+    """Where records are, and the command that writes the page from them, if it has a place for them."""
+    option = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
+    return f"records are in {records}" + (f"; next: bqn reproduce page{option}" if on_page else "")
 
 
 def _introduce(missing: Sequence[Cell], device: str) -> str:
@@ -192,10 +204,12 @@ def _table4(
         run_boston(recipe, splits, out=out, root=data_dir, jobs=os.cpu_count() or 1, report=tell)
     except KeyboardInterrupt:
         raise InterruptedRunError(_GOES_ON) from None
+    summary = compare(wanted, folder.read_all(wanted))
     if as_json:
-        show_json({"target": "table4", "recipe": recipe, "out": str(folder.path), "methods": list(wanted.methods)})
+        about = {"target": "table4", "recipe": recipe, "out": str(folder.path), "methods": list(wanted.methods)}
+        show_json({**about, "rows": summary["rows"]})
     else:
-        show(f"records are in {folder.path}; next: bqn reproduce page")
+        show(comparison_table(summary), footnote(f"{notes(summary)}."), _where(folder.path, out))
 
 
 def _tell_plan(rows: Sequence[dict[str, Any]], found: int, missing: int, as_json: bool) -> None:

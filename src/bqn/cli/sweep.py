@@ -76,10 +76,8 @@ def _plans(config: TrainConfig, lists: Mapping[str, list[Any]], seeds: int) -> l
     plans = []
     for values in product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
-        words = [f"{name}-{describe_value(value)}" for name, value in chosen.items() if len(lists[name]) > 1]
-        plans += [
-            Plan("_".join([*words, f"seed-{each.seed}"]), each) for each in seeds_of(replace(config, **chosen), seeds)
-        ]
+        differs = tuple(f"{name}-{describe_value(value)}" for name, value in chosen.items() if len(lists[name]) > 1)
+        plans += [Plan(each, differs) for each in seeds_of(replace(config, **chosen), seeds)]
     if len(plans) > _LARGEST:
         raise UsageError(f"these are {len(plans)} runs, more than {_LARGEST}")
     return plans

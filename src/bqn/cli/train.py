@@ -96,7 +96,7 @@ def train(
         return
     folder = out or free_folder(config)
     if replicas is not None:
-        plans = [Plan(f"seed-{each.seed}", each) for each in seeds_of(config, replicas)]
+        plans = [Plan(each) for each in seeds_of(config, replicas)]
         train_all(plans, dataset, folder, quiet, as_json)
         return
     if not quiet and err.is_terminal:

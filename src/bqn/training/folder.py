@@ -43,8 +43,15 @@ class RunFolder:
         """Raise unless a run has begun here."""
         if not self.path.is_dir():
             raise CheckpointError(f"{self.path} is not a folder, so it holds no run")
-        if not self.config.is_file():
-            raise CheckpointError(f"{self.path} holds no run: config.json is missing, training never got under way")
+        if self.config.is_file():
+            return
+        inside = sorted(path.parent for path in self.path.glob("*/config.json"))
+        if inside:
+            raise CheckpointError(
+                f"{self.path} holds {len(inside)} runs, such as {inside[0]}: name one of them, or give the command "
+                f"that began them again, with --out {self.path}, to continue all"
+            )
+        raise CheckpointError(f"{self.path} holds no run: config.json is missing, training never got under way")
 
     def begin(self, config: TrainConfig, preprocessing: Preprocessing, start: Moment) -> None:
         """Lay the folder out. The config comes last: without it there is no run, and `train` may begin again."""
