@@ -18,6 +18,7 @@ from bqn.beliefs import Categorical, Gaussian
 from bqn.propagate import devices
 from bqn.propagate.fourier import tree_product
 
+_FEW = 9  # places of a tile
 _ROOT_HALF = math.sqrt(0.5)
 _ROOT_TWO_PI = math.sqrt(2 * math.pi)
 
@@ -79,8 +80,7 @@ class _Average(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
         kernel, stride = ctx.kernel, ctx.stride
         if kernel == stride:
-            share = grads[0] / math.prod(kernel)
-            return F.interpolate(share, scale_factor=tuple(map(float, kernel)), mode="nearest"), None, None
+            return _spread(grads[0] / math.prod(kernel), kernel), None, None
         borders = [side for size in reversed(kernel) for side in (size - 1, size - 1)]
         return _average(F.pad(grads[0], borders), kernel, stride), None, None
 
@@ -114,8 +114,10 @@ class _LargestOfTwoLevels(torch.autograd.Function):
         mean, absent, together = ctx.saved_tensors
         lose = _losing(mean, absent, ctx.low, ctx.high)
         # Padding comes second to all that is there, also where nothing else is left to lose.
-        present = lose if absent is None else torch.where(absent, 2.0, lose)
-        by_mean = torch.stack(list(_by_each(grads[0], lose.unbind(-1), present.unbind(-1), together)), -1)
+        present = lose if absent is None or together is None else torch.where(absent, 2.0, lose)
+        gradients = _by_each(grads[0], lose.unbind(-1), present.unbind(-1), together)
+        del lose, present  # before the gradients stand there twice
+        by_mean = torch.stack(gradients, -1)
         return by_mean if absent is None else torch.where(absent, 0.0, by_mean), None, None, None, None
 
 
@@ -146,7 +148,9 @@ class _LargestOfTiles(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None, None]:
         mean, together = ctx.saved_tensors
         lose = _places(_losing(mean, None, ctx.low, ctx.high), ctx.kernel)
-        return _tiled(_by_each(grads[0], lose, lose, together), ctx.kernel), None, None, None, None
+        gradients = _by_each(grads[0], lose, lose, together)
+        del lose
+        return _tiled(gradients, ctx.kernel), None, None, None, None
 
 
 def _by_each(grad: Tensor, lose: Sequence[Tensor], present: Sequence[Tensor], together: Tensor | None) -> list[Tensor]:
@@ -191,10 +195,11 @@ def _places(image: Tensor, kernel: tuple[int, ...]) -> list[Tensor]:
 
 def _tiled(places: Sequence[Tensor], kernel: tuple[int, ...]) -> Tensor:
     """The image that has these tensors at the places of its tiles: the inverse of `_places`."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and len(places) <= _FEW:
         # A compiler makes one pass of a choice; of a stack it makes one a place, and another that puts them in order.
+        # But at each place it forms the gradients of all.
         marks = torch.arange(len(places), device=places[0].device).view(kernel).repeat(places[0].shape[-len(kernel) :])
-        spread = [F.interpolate(place, scale_factor=tuple(map(float, kernel))) for place in places]
+        spread = [_spread(place, kernel) for place in places]
         image: Tensor = spread[0]
         for index, other in enumerate(spread[1:], 1):
             image = torch.where(marks == index, other, image)
@@ -205,6 +210,11 @@ def _tiled(places: Sequence[Tensor], kernel: tuple[int, ...]) -> Tensor:
     for axis in inside:
         image = image.flatten(first + axis, first + axis + 1)
     return image
+
+
+def _spread(image: Tensor, kernel: tuple[int, ...]) -> Tensor:
+    """Each element at all places of its tile. Torch's "nearest" rounds, and is off by one in tiles of 41."""
+    return F.interpolate(image, scale_factor=tuple(map(float, kernel)), mode="nearest-exact")
 
 
 def _losing(mean: Tensor, absent: Tensor | None, low: float, high: float) -> Tensor:
