@@ -31,16 +31,21 @@ PackedArgument = Annotated[
 
 def open_packed(file: Path) -> Packed:
     """The packed network in a file, or the pretrained one of that name; the file wins."""
-    if file.is_dir():
-        is_run = (file / "config.json").exists()
-        hint = f": bqn pack {file} makes one of the run, bqn evaluate takes the run" if is_run else ""
-        raise PackedError(f"{file} is a folder, not a packed network{hint}")
     if file.is_file() or NAME.fullmatch(str(file)) is None:
+        _require_no_folder(file)
         return container.load(file)
     try:
         return PRETRAINED.read(str(file))
     except UnknownNameError as error:
+        _require_no_folder(file)
         raise UnknownNameError(f"there is no file {file}, and {error}") from None
+
+
+def _require_no_folder(file: Path) -> None:
+    if file.is_dir():
+        is_run = (file / "config.json").exists()
+        hint = f": bqn pack {file} makes one of the run, bqn evaluate takes the run" if is_run else ""
+        raise PackedError(f"{file} is a folder, not a packed network{hint}")
 
 
 def form_of(model: PackedModel, shape: tuple[int, ...]) -> Preprocessing:
