@@ -165,7 +165,9 @@ def test_data_that_have_changed_since(bqn, run, home, tmp_path):
     np.savez(tmp_path / "images.npz", x=x, y=np.array(list("abc"))[y])
     for command in ("evaluate", "resume"):
         assert "was trained on other data than" in bqn(command, "run").fails()
-    assert bqn("evaluate", "run", "--data", tmp_path / "images.npz").code == 0
+    assert "evaluate a copy of it with --data" in bqn("evaluate", "run", "--data", tmp_path / "images.npz").fails()
+    shutil.copy(tmp_path / "images.npz", tmp_path / "copy.npz")
+    assert bqn("evaluate", "run", "--data", tmp_path / "copy.npz").code == 0
 
 
 # --- other classes, other shapes ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from bqn import evaluation
 from bqn.data import load, split_validation
 from bqn.training import load_run
-from tests.cli.files import QUICK, images, write_images
+from tests.cli.files import QUICK, images, write_images, write_table
 
 
 def evaluated(bqn, *arguments):
@@ -119,12 +119,53 @@ def test_another_table_is_read_as_the_runs_own(bqn, home, tmp_path):
         (["--part", "all"], "--part all needs --data"),
         (["--part", "validation", "--data", "DATA"], "leave --data out"),
         (["--recalibrate", "--data", "DATA"], "leave --data out"),
+        (["--part", "validation", "--temper"], "--temper fits a temperature on the validation examples"),
+        (["--seed", 2**63], "--seed"),
         (["--device", "abacus"], "device must be auto, cpu or cuda[:N], got 'abacus'"),
     ],
 )
-def test_wrong_usage(bqn, home, flags, message):
-    flags = [str(home.images) if flag == "DATA" else flag for flag in flags]
+def test_wrong_usage(bqn, home, tmp_path, flags, message):
+    other = shutil.copy(home.images, tmp_path / "other.npz")
+    flags = [str(other) if flag == "DATA" else flag for flag in flags]
     assert message in bqn("evaluate", home.classifier, *flags).fails(code=2)
+
+
+def test_its_own_data_by_name_are_split_as_for_training(bqn, tmp_path):
+    """By another split most of the test examples would have been trained on."""
+    table = write_table(tmp_path / "work" / "own.csv", 90, labels=True)
+    train = ("train", "--target", "kind", *QUICK, "--data")
+    assert bqn(*train, "own.csv", "--split", 3, "--out", "three").code == 0
+    assert bqn(*train, "own.csv", "--out", "zero").code == 0
+    assert bqn("pack", "three", "--out", "three.bqn").code == 0
+    expected = evaluated(bqn, "evaluate", "three")
+    packed = evaluated(bqn, "run", "three.bqn", "--data", "own.csv")
+    for name in ("own.csv", "./own.csv", table):
+        assert evaluated(bqn, "evaluate", "three", "--data", name) == expected
+        assert evaluated(bqn, "run", "three.bqn", "--data", name)["nll"] == packed["nll"]
+        assert evaluated(bqn, "compare", "three", "zero", "--data", name)["runs"][0]["map"] == expected["map"]
+    shutil.copy(table, "copy.csv")
+    assert evaluated(bqn, "evaluate", "three", "--data", "copy.csv")["map"] != expected["map"]
+    assert "own.csv is the run's own" in bqn("evaluate", "three", "--data", "own.csv", "--part", "all").fails(2)
+    assert "different data" in bqn("compare", "three", "zero").err
+    assert bqn("compare", "three", "three").err == ""
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_new_data_are_for_the_task_of_the_run(bqn, tmp_path, kind):
+    """A few whole numbers look like classes; the run knows better."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 2))
+    price = np.round(100 + 40 * x[:, 0])
+    for name, rows in (("prices", 80), ("new", 12)):
+        if kind == "npz":
+            np.savez(f"{name}.npz", x=x[:rows].astype(np.float32), y=price[:rows])
+            continue
+        lines = [f"{a},{b},{y:g}" for (a, b), y in zip(x[:rows].tolist(), price[:rows].tolist(), strict=True)]
+        Path(f"{name}.csv").write_text("\n".join(["a,b,price", *lines]))
+    assert bqn("train", "--data", f"prices.{kind}", "--task", "regression", "--out", "run", *QUICK).code == 0
+    assert bqn("pack", "run", "--out", "run.bqn").code == 0
+    for command in ("evaluate", "run"), ("run", "run.bqn"):
+        assert bqn(*command, "--data", f"new.{kind}", "--part", "all").code == 0
 
 
 def test_a_run_without_validation(bqn, home):

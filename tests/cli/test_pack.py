@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -201,13 +202,12 @@ def test_columns_of_a_table_are_found_by_name(bqn, home, packed, tmp_path):
         ]
         assert len(means[0]) == 80
         assert means[0] == means[1]
+    same = shutil.copy(home.table, tmp_path / "same.csv")
     told = bqn("run", packed / "prices.bqn", wrong).fails()
     assert told == f"{wrong}: its columns are not those of training: missing 'age'; unknown 'old'"
     for command in (("run", packed / "prices.bqn"), ("evaluate", home.regression)):
         assert "missing 'age'; unknown 'old'" in bqn(*command, "--data", wrong).fails()
-        figures = [
-            json.loads(bqn(*command, "--data", file, "--part", "all", "--json").out) for file in (home.table, mixed)
-        ]
+        figures = [json.loads(bqn(*command, "--data", file, "--part", "all", "--json").out) for file in (same, mixed)]
         for figure in figures:
             figure.pop("data")
         assert figures[0] == figures[1]
@@ -272,7 +272,7 @@ def test_wrong_usage_of_run(bqn, home, packed, tmp_path):
     assert "are for predictions" in bqn("run", file, "--data", home.images, "--format", "csv").fails(2)
     assert "--format must be one of" in bqn("run", file, home.images, "--format", "yaml").fails(2)
     assert "is for regression" in bqn("run", file, "--data", home.table).fails()
-    assert "is for classification" in bqn("run", packed / "prices.bqn", "--data", home.images).fails()
+    assert "must be numbers for regression" in bqn("run", packed / "prices.bqn", "--data", home.images).fails()
     other = write_images(tmp_path / "other.npz", size=8)
     assert "images of 1 × 8 × 8" in bqn("run", file, "--data", other).fails()
     unknown = write_images(tmp_path / "unknown.npz", names="abx")

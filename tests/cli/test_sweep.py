@@ -48,6 +48,22 @@ def test_a_setting_is_named_whole(bqn, home):
     }
 
 
+def test_settings_that_hang_together_are_checked_with_what_is_swept(bqn, home):
+    accumulated = ("--accumulate", 25, "--batch-size", "30,40", "--out", "my runs")
+    done = bqn("sweep", "--data", home.images, "--hidden", 8, "--epochs", 1, "--device", "cpu", *accumulated)
+    assert done.code == 0, done.err
+    assert "next: bqn compare 'my runs'/*" in " ".join(done.out.split())
+    assert "accumulate must be at most batch_size, 20" in bqn(
+        "sweep", "--data", home.images, "--accumulate", 25, "--batch-size", "20,40"
+    ).fails(2)
+
+
+def test_values_that_are_nearly_the_same_have_folders_of_their_own(bqn, home):
+    done = bqn("sweep", "--data", home.images, "--lam", "0.1234567,0.12345671", "--out", "near", *QUICK)
+    assert done.code == 0, done.err
+    assert {path.name for path in Path("near").iterdir()} == {"lam-0.1234567_seed-0", "lam-0.12345671_seed-0"}
+
+
 def test_interrupted_and_continued(bqn, home, monkeypatch):
     """Ctrl-C in the first epoch, without --out: the message names the folder that the same command needs."""
     score = loop.Trainer._score

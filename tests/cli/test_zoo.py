@@ -73,7 +73,16 @@ def test_a_file_of_that_name_wins(bqn, tmp_path):
 
 def test_a_folder_of_that_name_does_not(bqn, tmp_path):
     (tmp_path / "work" / NAME).mkdir()
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 8, 8), np.uint8))
     assert bqn("inspect", NAME).code == 0
+    assert bqn("predict", NAME, tmp_path / "x.npz").code == 0
+    assert f"use bqn run {NAME}" in bqn("evaluate", NAME).fails(2)
+
+
+def test_a_run_of_that_name_does(bqn, home, tmp_path):
+    shutil.copytree(home.classifier, tmp_path / "work" / NAME)
+    for command in (["inspect", NAME], ["run", NAME, "--data", "digits"]):
+        assert f"{NAME} is a folder, not a packed network: bqn pack {NAME} makes one" in bqn(*command).fails()
 
 
 def test_a_packed_file_for_predict(bqn, tmp_path):

@@ -55,6 +55,30 @@ def test_each_run_ends_as_it_would_alone(tmp_path: Path) -> None:
         assert [epoch for run, epoch in told if run == number] == [record.epoch for record in alone.history.records]
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU all draw by one generator")
+@pytest.mark.parametrize("method", ["gaussian-bnn", "mc-dropout", "bayesbinn"])
+def test_runs_that_draw_by_torchs_own_generator_keep_theirs_apart(tmp_path: Path, method: str) -> None:
+    """However many there are, and though one is stopped and goes on by itself."""
+    wanted = [tiny.config(seed=seed, method=method, lam=0.01, device=DEVICE) for seed in range(3)]
+    alone = [train(config, dataset=tiny.dataset()) for config in wanted]
+    for ours, run in zip(train_together(wanted, tiny.dataset()), alone, strict=True):
+        assert_same_run(ours, run)
+    folders = [tmp_path / str(number) for number in range(2)]
+    ticks = 0
+
+    def stop() -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks == 2 * STEPS + 2:  # in the second epoch of the first
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_together(wanted[:2], tiny.dataset(), folders=folders, tick=stop)
+    for number in (1, 0):
+        (ours,) = train_together([wanted[number]], tiny.dataset(), folders=[folders[number]])
+        assert_same_run(ours, alone[number])
+
+
 def test_runs_that_were_stopped_go_on(tmp_path: Path) -> None:
     """Stopped in the middle of an epoch; then the one that is behind catches up first."""
     folders = [tmp_path / str(number) for number in range(4)]

@@ -30,7 +30,7 @@ Device = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N; auto takes CUDA if there is one.")
 ]
 Samples = Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Networks drawn for the MC predictions.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all draws.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**63 - 1, help="Seed of all draws.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Examples at a time.")]
 OtherData = Annotated[
     str | None,

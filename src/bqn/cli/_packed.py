@@ -30,8 +30,8 @@ PackedArgument = Annotated[
 
 
 def open_packed(file: Path) -> Packed:
-    """The packed network in a file, or the pretrained one of that name; the file wins."""
-    if file.is_file() or NAME.fullmatch(str(file)) is None:
+    """The packed network in a file, or the pretrained one of that name; the file wins, and so does a run."""
+    if file.is_file() or is_run(file) or NAME.fullmatch(str(file)) is None:
         _require_no_folder(file)
         return container.load(file)
     try:
@@ -41,10 +41,14 @@ def open_packed(file: Path) -> Packed:
         raise UnknownNameError(f"there is no file {file}, and {error}") from None
 
 
+def is_run(path: Path) -> bool:
+    """Whether it is the folder of a run; any other folder does not hide a pretrained network of its name."""
+    return (path / "config.json").is_file()
+
+
 def _require_no_folder(file: Path) -> None:
     if file.is_dir():
-        is_run = (file / "config.json").exists()
-        hint = f": bqn pack {file} makes one of the run, bqn evaluate takes the run" if is_run else ""
+        hint = f": bqn pack {file} makes one of the run, bqn evaluate takes the run" if is_run(file) else ""
         raise PackedError(f"{file} is a folder, not a packed network{hint}")
 
 

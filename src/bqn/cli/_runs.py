@@ -11,7 +11,8 @@ import torch
 
 from bqn.cli._console import note, working
 from bqn.cli._errors import UsageError
-from bqn.data import DataError, Dataset, Split, Task, load
+from bqn.cli._packed import is_run
+from bqn.data import DataError, Dataset, Split, Task, available, load
 from bqn.training import Run, load_data, load_run, own_parts
 from bqn.training.preprocessing import Preprocessing
 from bqn.zoo import PRETRAINED
@@ -71,7 +72,7 @@ def require_folder(path: Path) -> None:
     """Raise where a packed network is named in the place of a run."""
     if path.is_file():
         raise UsageError(f"{path} is a file, not the folder of a run; if it is a packed network, use bqn run {path}")
-    if not path.exists() and str(path) in PRETRAINED.names():
+    if not is_run(path) and str(path) in PRETRAINED.names():
         raise UsageError(f"{path} is a packed network, not the folder of a run: use bqn run {path}")
 
 
@@ -87,6 +88,10 @@ def judge(path: Path, device: torch.device, data: str | None, data_dir: Path | N
         The validation examples are those of the run; "all" is for other data.
     """
     run = open_run(path, device)
+    if data is not None and same_source(data, run.config.data):
+        if part == "all":
+            raise UsageError(f"--part all is for other data, {data} is the run's own; a copy of another name is not")
+        data = None  # split as for training: another split would judge by examples that were trained on
     with working(f"loading {data or run.config.data}"):
         dataset = load_data(run.config, data_dir) if data is None else _load_other(run, data, data_dir)
     dataset = with_own_columns(path, run, dataset)
@@ -105,17 +110,31 @@ def judge(path: Path, device: torch.device, data: str | None, data_dir: Path | N
     return Judged(path, run, dataset.name, part, test, training, validation)
 
 
+def same_source(one: str, other: str | None) -> bool:
+    """Whether both are the same data: a named set, or a file or folder by whatever path."""
+    if other is None or one == other or {one, other} & {info.name for info in available()}:
+        return one == other
+    paths = [Path(each).expanduser() for each in (one, other)]
+    return all(path.exists() for path in paths) and paths[0].resolve() == paths[1].resolve()
+
+
 def _load_other(run: Run, data: str, data_dir: Path | None) -> Dataset:
-    """Other data; a table is read as the run's own was."""
-    if Path(data).suffix.lower() != ".csv":
-        return load(data, data_dir)
-    return load_table(data, run.config.target, run.preprocessing.target_name, run.config.task)
+    task: Task | None = "regression" if run.preprocessing.task == "regression" else run.config.task
+    return load_other(data, data_dir, run.config.target, run.preprocessing.target_name, task)
 
 
-def load_table(data: str, target: str | None, known_as: str | None, task: Task | None) -> Dataset:
-    """A `.csv` file; where the target is `known_as` and nobody named it, it may stand in any column."""
-    dataset = load(data, target=target, task=task)
-    return load(data, target=known_as, task=task) if known_as in dataset.feature_names else dataset
+def load_other(
+    data: str, data_dir: Path | None, target: str | None, known_as: str | None, task: Task | None
+) -> Dataset:
+    """Other data than those of training; targets in a file are read for `task`, or by their looks.
+
+    In a `.csv` file, where the target is `known_as` and nobody named it, it may stand in any column.
+    """
+    suffix = Path(data).suffix.lower()
+    if suffix == ".csv":
+        dataset = load(data, target=target, task=task)
+        return load(data, target=known_as, task=task) if known_as in dataset.feature_names else dataset
+    return load(data, data_dir, task=task) if suffix == ".npz" else load(data, data_dir)
 
 
 def _part_of_other(dataset: Dataset, part: str) -> Split:

@@ -215,7 +215,9 @@ def describe_value(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return _LEVEL_NAMES.get(value) or (",".join(f"{each:g}" for each in value) if len(value) < 6 else _range(value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value)
 
 
 def _range(values: tuple[float, ...]) -> str:

@@ -62,7 +62,7 @@ def train_all(plans: Sequence[Plan], dataset: Dataset, folder: Path, quiet: bool
     if as_json:
         show_json({"folder": str(folder), "runs": summaries, "settings": groups})
     else:
-        show(_table(groups), f"saved in {folder}; next: bqn compare {folder}/*")
+        show(_table(groups), f"saved in {folder}; next: bqn compare {shlex.quote(str(folder))}/*")
 
 
 def _summary(name: str, run: Run | DivergedError) -> dict[str, Any]:

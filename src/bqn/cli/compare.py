@@ -50,8 +50,8 @@ def compare(
         show_json({"runs": results})
         return
     names = [str(run) for run in runs]
-    if len({each.name for each in judged}) > 1:
-        note("the runs are evaluated on different data, each on its own; --data gives all the same")
+    if len({(each.name, each.run.config.split if each.training is not None else 0) for each in judged}) > 1:
+        note("the runs are evaluated on different data, each on its own; --data with other data gives all the same")
     settings = _differences(names, [each.run.config for each in judged])
     show(settings, *_ranked(names, results), footnote(notes_on({**results[0], **_all_modes(results)})))
 

@@ -128,6 +128,8 @@ def _require_sense(judged: Judged, ood: str | None, corruptions: bool, recalibra
         raise UsageError(f"--corruptions is for images, but {judged.path} takes {describe_shape(shape)}")
     if recalibrate and judged.training is None:
         raise UsageError("--recalibrate needs the run's own training data, leave --data out")
+    if temper and judged.part == "validation":
+        raise UsageError("--temper fits a temperature on the validation examples, so --part validation is not for it")
     if temper and judged.validation is None:
         raise UsageError(f"--temper needs validation examples of the run's own data, and {judged.path} has none here")
 

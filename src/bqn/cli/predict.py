@@ -11,7 +11,7 @@ from bqn.cli._console import working
 from bqn.cli._errors import UsageError
 from bqn.cli._inputs import read_inputs
 from bqn.cli._options import BatchSize, Device, Samples, Seed, choose_device
-from bqn.cli._packed import open_packed, predict_packed
+from bqn.cli._packed import is_run, open_packed, predict_packed
 from bqn.cli._rows import FilesArgument, Format, Out, choose_format, prediction_rows, require_choice, write_rows
 from bqn.cli._runs import open_run
 from bqn.network import MODES
@@ -60,7 +60,7 @@ def predict(
     the standard deviations that noise (aleatoric) and doubt (epistemic) would give alone.
     """
     form = choose_format(form, out)
-    if run.is_file() or (str(run) in PRETRAINED.names() and not run.is_dir()):
+    if run.is_file() or (str(run) in PRETRAINED.names() and not is_run(run)):
         if mode is not None or samples != _SAMPLES or seed:
             raise UsageError(f"--mode, --samples and --seed are for runs; {run} holds the networks that it holds")
         predict_packed(run, open_packed(run), files, form, out, batch_size)

@@ -104,6 +104,8 @@ def reproduce(
     if target == _PAGE:
         if dry_run:
             raise UsageError("--dry-run is not for page, which trains nothing and writes")
+        if model or data or idea or seeds or together or redo:
+            raise UsageError("--model, --data, --idea, --seeds, --together and --redo are not for page, which has all")
         written = write_pages(out, docs)
         _tell_files(written, as_json)
         return
@@ -112,6 +114,8 @@ def reproduce(
     if target == "table4":
         if model or data or idea:
             raise UsageError("--model, --data and --idea are not for table4, which is about Boston")
+        if together or redo:
+            raise UsageError("--together and --redo are not for table4, whose runs are made one by one")
         _table4(recipe, seeds, out, data_dir, dry_run, as_json, quiet)
         return
     if idea and target != "ablations":

@@ -14,9 +14,9 @@ from bqn.cli._errors import UsageError
 from bqn.cli._options import AsJson, BatchSize, DataDir
 from bqn.cli._packed import PackedArgument, form_of, open_packed, predict_packed
 from bqn.cli._rows import Format, Out, choose_format, require_choice
-from bqn.cli._runs import load_table, require_like, with_own_columns, with_own_labels
+from bqn.cli._runs import load_other, require_like, same_source, with_own_columns, with_own_labels
 from bqn.cli._tables import notes_on, scores_table
-from bqn.data import Dataset, Split, load
+from bqn.data import Dataset, Split, Task, load
 from bqn.deploy.columns import from_about
 from bqn.deploy.model import PackedModel
 from bqn.deploy.network import MODE, evaluate
@@ -101,10 +101,9 @@ def run(
 def _load(model: PackedModel, data: str, data_dir: Path | None) -> Dataset:
     """The data; those that the network was trained on are read and split as then."""
     about = model.packed.about
-    if data != about.get("data"):
-        if Path(data).suffix.lower() != ".csv":
-            return load(data, data_dir)
-        return load_table(data, about.get("target"), from_about(about).target, about.get("task"))
+    if not same_source(data, about.get("data")):
+        task: Task | None = "regression" if model.task == "regression" else about.get("task")
+        return load_other(data, data_dir, about.get("target"), from_about(about).target, task)
     return load(data, data_dir, split=about.get("split", 0), target=about.get("target"), task=about.get("task"))
 
 

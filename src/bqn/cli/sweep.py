@@ -56,7 +56,8 @@ def sweep(
     NLL: choose with it, and use the test examples once, for the choice.
     """
     lists = {name: _values(name, settings.pop(name)) for name in sorted(SWEPT & set(settings))}
-    config, dataset = resolve(config_file, settings, data_dir)
+    first = {name: values[0] for name, values in lists.items()}
+    config, dataset = resolve(config_file, {**settings, **first}, data_dir)
     with settings_are_usage():
         plans = _plans(config, lists, seeds)
     train_all(plans, dataset, out or free_folder(config), quiet, as_json)

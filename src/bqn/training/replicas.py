@@ -2,7 +2,8 @@
 
 On a GPU the steps of all runs are parallel branches of one CUDA graph (`graph.Recording`): small networks share a
 card that one of them would leave idle. Everywhere else the runs take turns, an epoch each. Every run keeps its own
-optimizer, schedules, early stop and folder, and ends as it would have ended alone.
+optimizer, schedules, early stop and folder, and ends as it would have ended alone; on a GPU but for networks that draw
+by torch's own generator, which is one for all there.
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ def seeds_of(config: TrainConfig, replicas: int) -> list[TrainConfig]:
 def _trainer(config: TrainConfig, dataset: Dataset, device: torch.device) -> Trainer:
     training, validation, preprocessing = data_parts(config, dataset)
     net = build_model(config, preprocessing.input_shape, preprocessing.outputs)
-    return Trainer(net, training, validation, config, device, preprocessing)
+    trainer = Trainer(net, training, validation, config, device, preprocessing)
+    if device.type != "cuda":  # there all steps are one program, which draws by one generator
+        trainer.state.put_aside()
+    return trainer
 
 
 def _keep_or_continue(trainer: Trainer, folder: RunFolder) -> None:
@@ -126,9 +130,10 @@ class Together:
         together = len(active) > 1 and _alike(trainers) and self._steps_together(trainers)
         for index, trainer in zip(active, trainers, strict=True):
             try:
-                record = (
-                    trainer.end_epoch(self.started) if together else trainer.epoch(lambda done, total: self._tick())
-                )
+                with trainer.state.turn():
+                    record = (
+                        trainer.end_epoch(self.started) if together else trainer.epoch(lambda done, total: self._tick())
+                    )
             except DivergedError as error:
                 self.failures[index] = error
                 continue

@@ -184,7 +184,7 @@ def own_parts(path: str | Path, config: TrainConfig, dataset: Dataset) -> tuple[
         if known is not None and known != fingerprint(training, validation):
             raise DataError(
                 f"{path} was trained on other data than {dataset.name} holds now, which may hold examples that it has "
-                "seen in training; if you know that they do not, evaluate with --data"
+                "seen in training; if you know that they do not, evaluate a copy of it with --data"
             )
     return training, validation
 

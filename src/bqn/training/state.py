@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,6 +56,7 @@ class TrainingState:
         if device.type == "cuda":
             with torch.cuda.device(device):  # which may have no index: then it is the current one
                 torch.cuda.manual_seed(seeds[2])
+        self._aside: dict[str, Tensor] | None = None
         self.epoch = self.position = 0
         self._order_at_start = self.order.get_state()
         self.term_sums = torch.zeros(3, dtype=torch.float64, device=device)
@@ -79,15 +82,44 @@ class TrainingState:
         """The best epoch so far by its validation scores; None without."""
         return best_epoch(self.records, self._best_by, self._best_after)
 
+    def put_aside(self) -> None:
+        """Keep the state of torch's own generators, which belong to others until `turn`."""
+        self._aside = self._common_states()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Inside the block torch's own generators are this run's, if they had been put aside."""
+        if self._aside is None:
+            yield
+            return
+        aside, self._aside = self._aside, None
+        self._set_common_states(aside)
+        try:
+            yield
+        finally:
+            self.put_aside()
+
     def generator_states(self) -> dict[str, Tensor]:
         """The generators that a step may use."""
-        states = {"augmentation": self.augmentation.get_state(), "torch": torch.get_rng_state()}
+        common = self._common_states() if self._aside is None else self._aside
+        return {"augmentation": self.augmentation.get_state(), **common}
+
+    def set_generator_states(self, states: dict[str, Tensor]) -> None:
+        common: dict[str, Tensor] = {name: states[name] for name in states if name in ("torch", "cuda")}
+        self.augmentation.set_state(states["augmentation"])
+        before = self._common_states()
+        self._set_common_states({"torch": states["torch"], **common})
+        if self._aside is not None:  # they have been tried, and others are at work
+            self._aside = common
+            self._set_common_states(before)
+
+    def _common_states(self) -> dict[str, Tensor]:
+        states = {"torch": torch.get_rng_state()}
         if self.device.type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state(self.device)
         return states
 
-    def set_generator_states(self, states: dict[str, Tensor]) -> None:
-        self.augmentation.set_state(states["augmentation"])
+    def _set_common_states(self, states: dict[str, Tensor]) -> None:
         torch.set_rng_state(states["torch"])
         if self.device.type == "cuda" and "cuda" in states:
             torch.cuda.set_rng_state(states["cuda"], self.device)
