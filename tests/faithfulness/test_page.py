@@ -72,8 +72,23 @@ def test_calibration_of_a_record():
     assert text.count("98.7") == 2
 
 
-def test_no_records(tmp_path):
-    assert page.render(page.read(tmp_path)) == "No record has been made yet.\n"
+@pytest.mark.parametrize("records", ["", "nowhere"])
+def test_without_records_the_page_stays_as_it_is(tmp_path, capsys, records):
+    """Also where the folder of records is a word that was meant otherwise."""
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures/faithfulness-cnn-stars.svg").write_text("a figure")
+    (tmp_path / page.PAGE).write_text(f"{page.BEGIN}\nold\n{page.END}\n")
+    assert page.main([str(tmp_path / records), str(tmp_path)]) == 1
+    assert "holds no records" in capsys.readouterr().err
+    assert "old" in (tmp_path / page.PAGE).read_text()
+    assert (tmp_path / "figures/faithfulness-cnn-stars.svg").exists()
+
+
+def test_help_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        page.main(["--help"])
+    assert "results/faithfulness" in capsys.readouterr().out
 
 
 def test_small_architectures_come_first(tmp_path):

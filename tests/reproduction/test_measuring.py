@@ -14,7 +14,7 @@ from bqn import metrics
 from bqn.evaluation import evaluate
 from bqn.reproduction import Cell, measuring, plan, records
 from bqn.reproduction.measuring import code, describe, entropy_share, thin
-from bqn.training import DivergedError, Run, distill, load_data, load_run, own_parts, train
+from bqn.training import DivergedError, distill, load_data, load_run, own_parts, train
 
 pytestmark = pytest.mark.usefixtures("tiny_recipes")
 
@@ -97,15 +97,6 @@ def test_entropy_share() -> None:
     assert entropy_share(net) == pytest.approx(0, abs=1e-6)
 
 
-def test_time_is_shared() -> None:
-    cell = cells(1)[0]
-    trained = train(cell.config("cpu"))
-    assert isinstance(trained, Run)
-    dataset = load_data(trained.config)
-    alone, shared = (describe(cell, trained, dataset, together, "cpu") for together in (1, 10))
-    assert alone["seconds"] == pytest.approx(10 * shared["seconds"])
-
-
 def test_a_distillation_that_fails_does_not_take_the_record_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = cells(1)[0]
     trained = train(cell.config("cpu"))
@@ -116,7 +107,7 @@ def test_a_distillation_that_fails_does_not_take_the_record_with_it(monkeypatch:
             raise error
 
         monkeypatch.setattr(measuring, "distill", fail)
-        document = describe(cell, trained, dataset, 1, "cpu")
+        document = describe(cell, trained, dataset, 1.0, 1, "cpu")
         assert document["distilled"]["failed"] == str(error)
         assert set(document["test"]) == set(records.MODES)
 

@@ -1,5 +1,6 @@
 """The pages are written from records alone, and whole."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,16 @@ def test_ablations(put: Any, tmp_path: Path) -> None:
     assert "against `short`" in jensen
     assert "<br>+25.0 ± 5.0 / +0.00 ± 0.00 |" in jensen
     assert "| 20 |" in jensen
+
+
+def test_records_of_other_settings_are_named(put: Any, tmp_path: Path) -> None:
+    cell = Cell("mlp", "mnist", "best")
+    put(cell)
+    path = replace(cell, seed=1).path(tmp_path)
+    put(replace(cell, seed=1))
+    assert "was made with" not in pages(tmp_path)["results.md"]
+    document = json.loads(path.read_text())
+    document["config"]["epochs"] = 7
+    path.write_text(json.dumps(document))
+    told = "MLP MNIST, recipe `best`: seed 1 was made with epochs 7, not 60 as seed 0."
+    assert told in pages(tmp_path)["results.md"]

@@ -17,6 +17,10 @@ def test_a_single_cell() -> None:
     assert plan("table1", "best", 1, models=["cnn"], data=["kmnist"]) == [Cell("cnn", "kmnist", "best", "", 0)]
 
 
+def test_a_name_given_twice_counts_once() -> None:
+    assert plan("table1", "best", 2, data=["digits", "digits"]) == plan("table1", "best", 2, data=["digits"])
+
+
 def test_sweeps_reuse_the_run_of_the_recipe() -> None:
     cells = plan("figure-power", "paper", 1, models=["mlp"], data=["mnist"])
     assert [cell.folder for cell in cells] == [
@@ -31,6 +35,7 @@ def test_sweeps_reuse_the_run_of_the_recipe() -> None:
 def test_levels() -> None:
     cells = plan("levels", "best", 1, models=["mlp"], data=["mnist"])
     assert [len(cell.config("cpu").levels or ()) for cell in cells] == [2, 3, 4, 8]
+    assert cells[0].config("cpu") == Cell("mlp", "mnist", "best").config("cpu")  # trained again beside the others
 
 
 def test_ablations_come_with_what_they_are_compared_with() -> None:

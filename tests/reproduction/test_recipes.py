@@ -45,6 +45,11 @@ def test_variants() -> None:
             assert idea.against in ("", *recipes.IDEAS)
 
 
+def test_what_is_distilled() -> None:
+    assert recipes.distillation("best") == 5
+    assert recipes.distillation("paper") == recipes.distillation("best", "lam-0.1") == 0
+
+
 @pytest.mark.parametrize("variant", ["lam-", "lam-x", "lam--1", "levels-5", "levels-2.0", "nonsense", "lam-1\n"])
 def test_unknown_variants(variant: str) -> None:
     with pytest.raises(ConfigError, match="variant must be one of"):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bqn.reproduction import Cell, RecordError, plan, recipes, records, run
-from bqn.reproduction.running import groups
-from bqn.training import ConfigError, DivergedError, TrainConfig, train
+from bqn.reproduction.running import charged, groups
+from bqn.training import ConfigError, DivergedError, EpochRecord, History, Run, TrainConfig, train
 
 pytestmark = pytest.mark.usefixtures("tiny_recipes")
 
@@ -122,7 +122,9 @@ def test_what_differs_in_time_is_not_mixed() -> None:
     """Those who share a GPU are charged equal parts of the time, so each number of levels is measured by itself."""
     levels = plan("levels", "best", 3, data=["digits"])
     found = [[(cell.variant, cell.seed) for cell in group] for group in groups(levels)]
-    assert found == [[(variant, seed) for seed in range(3)] for variant in ("", "levels-3", "levels-4", "levels-8")]
+    assert found == [
+        [(variant, seed) for seed in range(3)] for variant in ("levels-2", "levels-3", "levels-4", "levels-8")
+    ]
     sweep = [Cell("mlp", "mnist", variant=variant) for variant in ("", "lam-0.1", "short", "jensen", "lam-0.2")]
     assert [[cell.variant for cell in group] for group in groups(sweep)] == [
         ["", "lam-0.1", "lam-0.2"],
@@ -135,7 +137,7 @@ def test_seconds_of_levels_are_their_own(tmp_path: Path, monkeypatch: pytest.Mon
     """On a GPU the time of a group is divided by its members, all of one D."""
     trained, shared = [], []
 
-    def record(cell: Cell, run: object, dataset: object, together: int, *_: object) -> dict[str, Any]:
+    def record(cell: Cell, run: object, dataset: object, seconds: float, together: int, *_: object) -> dict[str, Any]:
         shared.append((cell.variant, together))
         return {"seconds": 1.0}
 
@@ -149,6 +151,42 @@ def test_seconds_of_levels_are_their_own(tmp_path: Path, monkeypatch: pytest.Mon
     run(plan("levels", "best", 2, data=["digits"]), out=tmp_path, work=None, device="cpu")
     assert all(len(counts) == 1 for counts in trained)
     assert {together for _, together in shared} == {2 if on_gpu else 1}
+
+
+def test_runs_that_share_a_device_are_charged_equal_parts_of_all_its_time() -> None:
+    """Their epochs begin together; the second ends 0.25 s later, the third has two epochs alone in the end."""
+
+    def trained(count: int, seconds: float) -> Run:
+        rows = [EpochRecord(1, 0.0, 0.0, 0.0, 0.0, None, None, None, 0.0, 0.0, seconds, 0.0)] * count
+        return Run(None, None, History(tuple(rows), None, False), None)  # type: ignore[arg-type]
+
+    first, second, third = trained(2, 1.0), trained(2, 1.25), trained(4, 1.5)
+    assert charged([first, second, third], shared=True) == [1.5, 1.5, 3.0]
+    assert charged([first, second, third], shared=False) == [2.0, 2.5, 6.0]
+    assert charged([third, third, DivergedError(4, 1, "KL", "")], shared=True) == [2.0, 2.0, 2.0], "it took part"
+
+
+def test_a_stop_while_judging_does_not_change_the_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bqn.reproduction.running.find_device", lambda _: torch.device("cuda"))  # they count as sharing
+    told = 0
+
+    def stop(*_: object) -> None:
+        nonlocal told
+        told += 1
+        if told == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(cells(3), **folders(tmp_path), done=stop)
+    made = run(cells(3), **folders(tmp_path))
+    assert {document["together"] for document in made.values()} == {3}
+    assert len({document["seconds"] for document in made.values()}) == 1
+
+
+def test_a_folder_that_cannot_be_is_known_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        run(cells(1), out=tmp_path / "file", work=None, device="cpu", report=lambda *_: pytest.fail("it trained"))
 
 
 def test_bad_input(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_plans_are_counted() -> None:
     cells = plan("levels", "best", 2, models=["mlp"], data=["mnist"])
     rows = planned(cells, cells[:3])
     assert [row["run"] for row in rows] == [
-        "mlp-mnist/best", "mlp-mnist/best-levels-3", "mlp-mnist/best-levels-4", "mlp-mnist/best-levels-8"
+        "mlp-mnist/best-levels-2", "mlp-mnist/best-levels-3", "mlp-mnist/best-levels-4", "mlp-mnist/best-levels-8"
     ]  # fmt: skip
     assert [row["recorded"] for row in rows] == [2, 1, 0, 0]
     assert {row["planned"] for row in rows} == {2}

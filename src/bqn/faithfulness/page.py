@@ -7,6 +7,7 @@ writes them again; by default from results/faithfulness into docs.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,8 +37,6 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
 
 def render(records: Mapping[str, Mapping[str, Any]]) -> str:
     """The generated part of the page as Markdown."""
-    if not records:
-        return "No record has been made yet.\n"
     sections = [_section(name, record) for name, record in records.items()]
     return "\n".join([_overview(records), *_calibration(records), *sections])
 
@@ -50,6 +49,8 @@ def figures(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def write(folder: Path, docs: Path) -> None:
     """Put the records of `folder` into the page and the figures below `docs`."""
     records = read(folder)
+    if not records:  # a name that was mistyped must not empty the page
+        raise ValueError(f"{folder} holds no records")
     page = docs / PAGE
     text = page.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
@@ -144,6 +145,23 @@ def _cell(values: Sequence[float | None]) -> str:
     return "" if set(values) == {None} else " / ".join("–" if value is None else f"{value:.2f}" for value in values)
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bqn.faithfulness.page",
+        description="Write docs/faithfulness.md and its figures from the records.",
+    )
+    parser.add_argument(
+        "records", nargs="?", type=Path, default=Path("results/faithfulness"), help="default: %(default)s"
+    )
+    parser.add_argument("docs", nargs="?", type=Path, default=Path("docs"), help="default: %(default)s")
+    given = parser.parse_args(arguments)
+    try:
+        write(given.records, given.docs)
+    except (OSError, ValueError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    given = [Path(argument) for argument in sys.argv[1:3]]
-    write(*given, *(Path("results/faithfulness"), Path("docs"))[len(given) :])
+    sys.exit(main())

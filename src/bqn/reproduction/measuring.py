@@ -36,6 +36,7 @@ def describe(
     cell: Cell,
     run: Run | DivergedError,
     dataset: Dataset,
+    seconds: float,
     together: int,
     device: str,
     tick: Callable[[], None] | None = None,
@@ -47,8 +48,10 @@ def describe(
     cell : Cell
     run : the run, or the error with which it failed, which is worth a record too
     dataset : Dataset
+    seconds : float
+        What it is charged for its training.
     together : int
-        How many runs shared the device; each is charged its share of the time.
+        How many runs shared the device, and were charged parts of the same time.
     device : str
     tick : function called between steps of distillation, which may raise KeyboardInterrupt
     """
@@ -73,7 +76,7 @@ def describe(
         **document,
         "epochs": len(history),
         "best_epoch": run.history.best_epoch,
-        "seconds": sum(record.seconds for record in history) / together,
+        "seconds": seconds,
         "together": together,
         "parameters": sum(posterior.shape.numel() for _, posterior in run.net.posteriors()),
         "entropy": entropy_share(run.net),

@@ -10,6 +10,7 @@ from bqn.reproduction import ablations, records, tables
 from bqn.reproduction.aims import BOSTON_LOG_LIKELIHOOD, BOSTON_RMSE
 from bqn.reproduction.coverage import coverage
 from bqn.reproduction.figures import figures
+from bqn.reproduction.quotes import quoted
 from bqn.reproduction.regression import boston
 from bqn.reproduction.remarks import remarks
 from bqn.reproduction.templates import template
@@ -44,7 +45,7 @@ def pages(out: str | Path = "results") -> dict[str, str]:
 
 
 def _results(out: Path, drawn: Sequence[str]) -> str:
-    return template("results.md").format(
+    return quoted(template("results.md"), out).format(
         short=tables.SHORT,
         nothing=tables.NOTHING,
         scoreboard=tables.scoreboard(out),

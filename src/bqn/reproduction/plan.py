@@ -88,7 +88,7 @@ def networks(models: Sequence[str] | None, data: Sequence[str] | None) -> list[t
         if (models is None or architecture in models) and (data is None or name in data)
     ]
     others = [name for name in data or () if name not in {each for _, each in paper.NETWORKS}]
-    return ours + [(model, name) for model in models or ("mlp",) for name in others]
+    return list(dict.fromkeys(ours + [(model, name) for model in models or ("mlp",) for name in others]))
 
 
 def _variants(target: str, recipe: str, architecture: str, data: str, ideas: Sequence[str] | None) -> list[str]:
@@ -97,7 +97,7 @@ def _variants(target: str, recipe: str, architecture: str, data: str, ideas: Seq
         lams = paper.swept(target).get((architecture, data), [])
         return ["" if lam == own else recipes.lam_variant(lam) for lam in lams]
     if target == "levels":
-        return ["", *(recipes.levels_variant(count) for count in recipes.LEVELS if count != 2)]
+        return [recipes.levels_variant(count) for count in recipes.LEVELS]
     if target == "ablations":
         return _ablations(recipe, architecture, data, ideas)
     return [""]

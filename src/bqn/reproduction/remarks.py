@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from bqn.reproduction import paper, records, tables
+from bqn.reproduction.quotes import quoted
 
 # By architecture, data and recipe; a remark is shown once there is a record.
 REMARKS: Mapping[tuple[str, str, str], str] = {
     ("cnn", "fashion-mnist", "paper"): (
         "The pass takes positions for independent, and what it learns holds for independent ones. Sampled networks are "
-        "far behind it, recalibrated too: MC-5 has 296.3 / 10.43, on MNIST 27.8 / 0.74, on KMNIST 142.1 / 3.80. The "
-        "same recipe with positions that err together had analytic 230.9 / 8.57, MC-5 237.1 / 9.01 and MAP "
-        "247.8 / 9.33 on Fashion-MNIST, 23.6 / 0.72, 25.0 / 0.76 and 28.5 / 0.91 on MNIST (commit ca6d458)."
+        "far behind it, recalibrated too: MC-5 has [[cnn-fashion-mnist/paper test mc_recalibrated brief]], on MNIST "
+        "[[cnn-mnist/paper test mc_recalibrated brief]], on KMNIST [[cnn-kmnist/paper test mc_recalibrated brief]]. "
+        "The same recipe with positions that err together had, one seed, analytic 230.9 / 8.57, MC-5 237.7 / 8.99 and "
+        "MAP 245.5 / 9.11 on Fashion-MNIST, 23.6 / 0.72, 24.9 / 0.80 and 27.2 / 0.79 on MNIST, recalibrated too "
+        "(commit ca6d458)."
     ),
     ("vgg", "cifar10", "paper"): (
         "Five seeds, which stopped after 85 to 114 epochs, the best of them the 70th to 99th. They have the paper's "
-        "NLL, not its error. Sampled networks are far behind: MC-5, recalibrated, has 767.2 / 24.32. From a Xavier "
+        "NLL, not its error. Sampled networks are far behind: MC-5, recalibrated, has "
+        "[[vgg-cifar10/paper test mc_recalibrated brief]]. From a Xavier "
         "start little of the signal reaches the end of eight layers ([start.md](start.md)); what start the paper's own "
         "figures had we do not know."
     ),
@@ -41,11 +46,13 @@ def _of(out: Path, network: tuple[str, str], recipe: str) -> Iterator[str]:
     variants = sorted(path.name for path in folder.glob(f"{recipe}-*") if path.is_dir())
     documents = records.seeds(*network, recipe, out)
     if documents and (*network, recipe) in REMARKS:
-        yield f"{name}, recipe `{recipe}`: {REMARKS[(*network, recipe)]}"
+        yield f"{name}, recipe `{recipe}`: {quoted(REMARKS[(*network, recipe)], out)}"
     if found := _overfits(documents):
         yield f"{name}, recipe `{recipe}`: {found}"
     for kind, runs in [(recipe, documents), *((each, records.seeds(*network, each, out)) for each in variants)]:
         for row in runs:
+            if differs := records.difference(row, replace(records.config_of(runs[0]), seed=row["seed"])):
+                yield f"{name}, recipe `{kind}`: seed {row['seed']} was made with {differs} as seed {runs[0]['seed']}."
             if "failed" in row:
                 yield f"{name}, recipe `{kind}`, seed {row['seed']} failed: {row['failed'].rstrip('.')}."
         stuck = [row for row in runs if row.get("test", {}).get("analytic", {}).get("nll", 0) > _CHANCE]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from bqn.atomic import write_atomic
 from bqn.data import Dataset
 from bqn.reproduction import recipes, records
 from bqn.reproduction.cells import Cell
 from bqn.reproduction.measuring import describe
 from bqn.training import ConfigError, DivergedError, EpochRecord, Run, TrainConfig, load_data, load_run
+from bqn.training.files import parse_object, read_text
 from bqn.training.folder import RunFolder
 from bqn.training.replicas import train_together
 from bqn.training.surroundings import find_device
@@ -68,6 +71,8 @@ def run(
     if together is not None and together < 1:
         raise ConfigError(f"together must be at least 1, got {together}")
     found, missing = sort_out(wanted, out, device, redo)
+    if missing:
+        Path(out).mkdir(parents=True, exist_ok=True)  # to be known before the work begins
     datasets: dict[str, Dataset] = {}
     for group in groups(missing, together):
         data = group[0].data
@@ -147,13 +152,48 @@ def _run_group(
             report(group[index], record)
 
     runs = _train(configs, dataset, folders, tell, tick)
+    shares = [Share(seconds, shared) for seconds in charged(runs, shared > 1)]
+    if folders is not None:  # judging may be interrupted, and then others are left to go on with
+        shares = [_kept(folder, share) for folder, share in zip(folders, shares, strict=True)]
     for index, cell in enumerate(group):
         if tick is not None:
             tick()
-        yield cell, describe(cell, runs[index], dataset, shared, device, tick)
+        yield cell, describe(cell, runs[index], dataset, *shares[index], device, tick)
         if folders is not None and isinstance(runs[index], Run):
             # It is as large as the run and of no use any more; the best weights stay.
             RunFolder(folders[index]).checkpoint.unlink(missing_ok=True)
+
+
+class Share(NamedTuple):
+    """What a run is charged for its training, and how many shared the device."""
+
+    seconds: float
+    together: int
+
+
+def charged(runs: Sequence[Run | DivergedError], shared: bool) -> list[float]:
+    """The seconds that each of some runs is charged for its training.
+
+    Runs that share a device begin their epochs together and end them one after the other, so the longest of their times
+    is that of all; they are charged parts of it by their epochs, one that failed for those that it began.
+    """
+    own = [0.0 if isinstance(run, DivergedError) else sum(row.seconds for row in run.history.records) for run in runs]
+    if not shared:
+        return own
+    epochs = [run.epoch if isinstance(run, DivergedError) else len(run.history.records) for run in runs]
+    return [max(own) * each / max(sum(epochs), 1) for each in epochs]
+
+
+def _kept(folder: Path, share: Share) -> Share:
+    """The share that was put down when the run had just been trained; now, if there is none."""
+    path = folder / "share.json"
+    try:
+        found = parse_object(read_text(path), str(path))
+        return Share(float(found["seconds"]), int(found["together"]))
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is none of ours
+        if folder.is_dir():
+            write_atomic(path, json.dumps(share._asdict()).encode())
+        return share
 
 
 def _train(

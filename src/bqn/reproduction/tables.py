@@ -317,23 +317,20 @@ def augmentation(config: TrainConfig) -> str:
 
 
 def levels(out: Path) -> str:
-    """Quality against bits and time, for networks that have been trained with more than two levels."""
+    """Quality against bits and time, for networks that have been trained with D levels."""
     modes = ("analytic", "mc_recalibrated", "map_recalibrated")
     heads = ("", "D", "bits a weight", *(MODES[mode] for mode in modes), "seconds a run", "side by side", "on")
     rows = []
     for network in paper.NETWORKS:
-        found = {
-            count: records.seeds(*network, f"best-{levels_variant(count)}" if count != 2 else "best", out)
-            for count in LEVELS
-        }
-        if not any(documents for count, documents in found.items() if count != 2):
+        found = {count: records.seeds(*network, f"best-{levels_variant(count)}", out) for count in LEVELS}
+        if not any(found.values()):
             continue
         for count, documents in found.items():
             seconds = records.statistic([row["seconds"] for row in documents if "seconds" in row])
             rows.append([title(*network), str(count), f"{math.log2(count):.3g}",
                          *(ours(documents, mode) for mode in modes),
                          MISSING if seconds is None else f"{seconds.mean:.0f}", _side_by_side(documents),
-                         " or ".join(sorted({row["hardware"] for row in documents})) or MISSING])  # fmt: skip
+                         " or ".join(sorted({row.get("hardware", "?") for row in documents})) or MISSING])  # fmt: skip
     return markdown(heads, rows) if rows else "Not measured yet."
 
 

@@ -2,7 +2,8 @@
 
 One network a setting and seed, judged on validation examples. The words about them, `pages/tuning.md`, quote figures by
 reference, `[[RECORD DATA NAME MODE]]`, so that they cannot say what the records do not. Some runs were judged again
-with the logits of their posterior times a factor: `[[RECORD DATA NAME MODE FACTOR]]`.
+with the logits of their posterior times a factor: `[[RECORD DATA NAME MODE FACTOR]]`. Runs of the tables are quoted as
+`quotes` says.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bqn.reproduction import tables
+from bqn.reproduction.quotes import quoted
 from bqn.reproduction.records import MODES, RecordError, require_number
 from bqn.reproduction.templates import template
 from bqn.training import ConfigError, TrainConfig
@@ -21,7 +23,7 @@ from bqn.training.files import parse_object, read_text
 _ROUNDS = {"mlp": 8, "cnn": 6, "vgg": 9}
 _RECORDS = tuple(f"{model}-{number}" for model, rounds in _ROUNDS.items() for number in range(1, rounds + 1))
 _HEAD = ("what", "hardware", "date", "code")
-_REFERENCE = re.compile(r"\[\[([^\]]*)\]\]")
+_REFERENCE = re.compile(r"\[\[([^/\]]*)\]\]")  # those with a slash are for `quotes`
 
 Record = Mapping[str, Any]
 
@@ -32,7 +34,7 @@ def section(out: Path) -> str:
     if not folder.is_dir():
         return ""
     found = {name: read(folder / f"{name}.json") for name in _RECORDS}
-    return f"{_quoted(found)}\n\n" + "\n\n".join(_tables(record) for record in found.values())
+    return f"{quoted(_quoted(found), out)}\n\n" + "\n\n".join(_tables(record) for record in found.values())
 
 
 def read(path: Path) -> dict[str, Any]:
