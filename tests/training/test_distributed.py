@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -160,6 +161,25 @@ def test_images_are_those_of_one_process(tmp_path):
         assert [len(file["y"]) for file in files] == [9, 8]
         assert torch.equal(torch.cat([file["x"] for file in files]), x)
         assert torch.equal(torch.cat([file["y"] for file in files]), y)
+
+
+def _meet(folder: Path) -> None:
+    if not distributed.here().first:
+        meet = torch.distributed.init_process_group
+
+        def slowly(backend: str) -> None:
+            meet(backend)
+            time.sleep(1)
+            (folder / "met").touch()
+
+        torch.distributed.init_process_group = slowly
+    distributed.join(CPU)
+    assert (folder / "met").exists()
+
+
+def test_nobody_goes_on_before_all_are_here(tmp_path):
+    """Otherwise the first might fail and end while others still read from it where to meet."""
+    assert all_well(together(_meet, tmp_path))
 
 
 # --- one folder, and runs that change their number of processes ----------------------------------------------------

@@ -110,6 +110,9 @@ def join(device: torch.device) -> Processes:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     _call(lambda: dist.init_process_group("nccl" if device.type == "cuda" else "gloo"))
+    # One that is ready sooner might fail and end, and with it what the others still read in order to meet: they would
+    # tell of a lost process, not of what they would have found wrong themselves. So nobody goes on before all are here.
+    processes.add_up(torch.zeros((), device=device))
     return processes
 
 
