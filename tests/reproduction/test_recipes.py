@@ -45,6 +45,18 @@ def test_variants() -> None:
             assert idea.against in ("", *recipes.IDEAS)
 
 
+@pytest.mark.parametrize("network", paper.NETWORKS)
+def test_sweeps(network: tuple[str, str]) -> None:
+    """Of the recipe `best` its own λ among others on both sides, so that one sees whether it is the best."""
+    assert recipes.swept("figure-power", "paper", *network) == tuple(paper.swept("figure-power")[network])
+    lams = recipes.swept("figure-power", "best", *network)
+    assert list(lams) == sorted(set(lams))
+    assert lams[0] < recipes.settings("best", *network)["lam"] < lams[-1]
+    assert recipes.settings("best", *network)["lam"] in lams
+    assert recipes.swept("figure-gap", "best", *network) == (lams if network[0] != "vgg" else ())
+    assert recipes.swept("figure-power", "best", network[0], "digits") == ()
+
+
 def test_what_is_distilled() -> None:
     assert recipes.distillation("best") == 5
     assert recipes.distillation("paper") == recipes.distillation("best", "lam-0.1") == 0

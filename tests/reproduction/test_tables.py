@@ -122,17 +122,6 @@ def test_levels(put: Any, tmp_path: Path) -> None:
     assert lines[2].endswith("| 60 | 3 or 10 | none |")
 
 
-def test_settings_come_from_the_records(put: Any, tmp_path: Path) -> None:
-    assert tables.settings(tmp_path) == "No run is recorded yet."
-    put(replace(MLP, recipe="paper"))
-    cells = row(tables.settings(tmp_path), "MLP MNIST")
-    assert cells[1:] == [
-        "paper", "jensen", "100", "0.01 × 0.98 an epoch", "-0.0001 for 5 epochs, then 0.005", "xavier", "2", "none", ""
-    ]  # fmt: skip
-    put(replace(MLP, recipe="paper"), code="0123456789", code_changed=True)
-    assert row(tables.settings(tmp_path), "MLP MNIST")[-1] == "0123456+"
-
-
 def test_a_failed_run_shows(put: Any, tmp_path: Path) -> None:
     put(MLP, failed="training stopped")
     assert row(tables.table1(tmp_path), "MLP MNIST")[5] == "1 failed ✗"

@@ -93,7 +93,7 @@ def _measured(out: Path, target: str, architecture: str, recipe: str, mode: str)
     spots: dict[tuple[str, str], list[Spot]] = {}
     for data in _sets(target, architecture):
         own = recipes.settings(recipe, architecture, data)["lam"]
-        for lam in paper.swept(target)[architecture, data]:
+        for lam in recipes.swept(target, recipe, architecture, data):
             folder = recipe if lam == own else f"{recipe}-{recipes.lam_variant(lam)}"
             documents = records.seeds(architecture, data, folder, out)
             for name, factor in _FACTORS.items():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bqn.atomic import write_atomic
-from bqn.reproduction import ablations, records, tables
+from bqn.reproduction import ablations, provenance, records, tables
 from bqn.reproduction.aims import BOSTON_LOG_LIKELIHOOD, BOSTON_RMSE
 from bqn.reproduction.coverage import coverage
 from bqn.reproduction.figures import figures
@@ -61,7 +61,8 @@ def _results(out: Path, drawn: Sequence[str]) -> str:
         power=_pictures([name for name in drawn if "-power-" in name]),
         gap=_pictures([name for name in drawn if "-gap-" in name]),
         levels=tables.levels(out),
-        settings=tables.settings(out),
+        settings=provenance.settings(out),
+        commits=provenance.commits(out),
         remarks=remarks(out),
     )
 

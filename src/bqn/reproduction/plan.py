@@ -94,7 +94,7 @@ def networks(models: Sequence[str] | None, data: Sequence[str] | None) -> list[t
 def _variants(target: str, recipe: str, architecture: str, data: str, ideas: Sequence[str] | None) -> list[str]:
     if target in FIGURES:
         own = recipes.settings(recipe, architecture, data).get("lam")
-        lams = paper.swept(target).get((architecture, data), [])
+        lams = recipes.swept(target, recipe, architecture, data)
         return ["" if lam == own else recipes.lam_variant(lam) for lam in lams]
     if target == "levels":
         return [recipes.levels_variant(count) for count in recipes.LEVELS]

@@ -12,7 +12,6 @@ from bqn.reproduction.aims import AIMS, MC_RATIO
 from bqn.reproduction.paper import Figure
 from bqn.reproduction.recipes import LEVELS, levels_variant
 from bqn.reproduction.records import Statistic
-from bqn.training import TrainConfig
 
 NAMES = {
     "mlp": "MLP",
@@ -270,50 +269,6 @@ def calibration(out: Path) -> str:
         name = ", ".join(filter(None, (title(*network), lost(documents))))
         rows.append([name, *cells, MISSING if entropy is None else f"{entropy.mean:.0%}"])
     return markdown(heads, rows)
-
-
-def settings(out: Path) -> str:
-    """How the networks of both recipes were trained, as their records say."""
-    heads = ("", "recipe", "bound", "epochs", "learning rate", "λ", "start", "shift", "hardware", "code")
-    rows = []
-    for network in paper.NETWORKS:
-        for recipe in ("paper", "best"):
-            documents = records.seeds(*network, recipe, out)
-            if documents:
-                rows.append([title(*network), recipe, *_settings(documents[0])])
-    return markdown(heads, rows) if rows else "No run is recorded yet."
-
-
-def _settings(document: Mapping[str, Any]) -> list[str]:
-    config = records.config_of(document)
-    rate, decay, lam = config.learning_rate, config.lr_decay, f"{config.lam:g}"
-    rates = {"cosine": f"{rate:g}, cosine", "exponential": f"{rate:g} × {decay:g} an epoch", "constant": f"{rate:g}"}
-    lams = {
-        "constant": lam,
-        "warm-up": f"{config.warm_up_lam:g} for {config.warm_up_epochs:g} epochs, then {lam}",
-        "decay": f"from {lam} to {config.lam_end:g}",
-    }
-    code = f"{document.get('code', '')!s:.7}{'+' if document.get('code_changed') else ''}"
-    some = f"{config.drawn_epochs} drawn" if config.best_after else "all drawn"
-    drawn = f", {some}{how_drawn(config)}" if config.drawn_epochs else ""
-    return [config.bound, f"{config.epochs}{drawn}", rates[config.lr_schedule], lams[config.lam_schedule],
-            str(config.init), augmentation(config), document.get("hardware", ""), code]  # fmt: skip
-
-
-def how_drawn(config: TrainConfig) -> str:
-    """What such epochs do beyond a drawn network a step, to follow their number; "" if nothing."""
-    parts = []
-    if config.drawn_alone:
-        parts.append(f"{config.drawn_alone} of {config.drawn_alone + 1} steps")
-    if config.mode_share:
-        parts.append(f"the mode in {config.mode_share:.0%} of {'these' if config.drawn_alone else 'steps'}")
-    return "".join(f", {part}" for part in parts)
-
-
-def augmentation(config: TrainConfig) -> str:
-    """By how much images shift, and what else happens to them."""
-    further = [f"{name} {getattr(config, name):g}" for name in ("turn", "zoom", "cutout") if getattr(config, name)]
-    return " and ".join([str(config.shift), *(["flip"] if config.flip else []), *further])
 
 
 def levels(out: Path) -> str:

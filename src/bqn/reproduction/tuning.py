@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bqn.reproduction import tables
+from bqn.reproduction import provenance, tables
 from bqn.reproduction.quotes import quoted
 from bqn.reproduction.records import MODES, RecordError, require_number
 from bqn.reproduction.templates import template
@@ -115,9 +115,9 @@ def _row(run: Record, record: Record) -> list[str]:
     scores = [_pair(run["scores"][mode]) for mode in tables.MODES]
     return [
         lam,
-        tables.augmentation(config),
+        provenance.augmentation(config),
         f"{config.learning_rate:g}",
-        f"{config.drawn_epochs}{tables.how_drawn(config)}",
+        f"{config.drawn_epochs}{provenance.how_drawn(config)}",
         *scores,
         f"{run['entropy']:.3f}",
         "–" if run["best_epoch"] is None else str(run["best_epoch"]),
