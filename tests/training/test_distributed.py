@@ -65,7 +65,7 @@ def together(task: Callable[[Path], None], folder: Path, count: int = 2) -> list
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["bqn.training", "torch._dynamo", "tests.training.test_distributed"])
+    context.set_forkserver_preload(["bqn.training", "tests.training.test_distributed"])
     folder.mkdir(exist_ok=True)
     processes = [context.Process(target=_work, args=(rank, count, port, task, folder)) for rank in range(count)]
     for process in processes:
@@ -180,6 +180,23 @@ def _meet(folder: Path) -> None:
 def test_nobody_goes_on_before_all_are_here(tmp_path):
     """Otherwise the first might fail and end while others still read from it where to meet."""
     assert all_well(together(_meet, tmp_path))
+
+
+def _part(folder: Path) -> None:
+    train(CONFIG, dataset=tiny.dataset())
+    assert any("gloo" in name for name in threads())
+    distributed.leave()
+    assert not any("gloo" in name for name in threads())
+
+
+def threads() -> list[str]:
+    return [(path / "comm").read_text() for path in Path("/proc/self/task").iterdir()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are looked up as Linux has them")
+def test_no_thread_stays_behind(tmp_path):
+    """One that frees a tensor while the interpreter ends would abort the process."""
+    assert all_well(together(_part, tmp_path))
 
 
 # --- one folder, and runs that change their number of processes ----------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from textwrap import shorten
 
 import torch
@@ -109,6 +110,9 @@ def join(device: torch.device) -> Processes:
         return processes
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # Imported later, as optimizers do, its functions would take the group for their default and keep it beyond `leave`,
+    # with threads that free tensors while the interpreter ends: that aborts the process now and then.
+    import_module("torch.distributed.nn.functional")
     _call(lambda: dist.init_process_group("nccl" if device.type == "cuda" else "gloo"))
     # One that is ready sooner might fail and end, and with it what the others still read in order to meet: they would
     # tell of a lost process, not of what they would have found wrong themselves. So nobody goes on before all are here.
