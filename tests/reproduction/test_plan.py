@@ -50,6 +50,13 @@ def test_ablations_come_with_what_they_are_compared_with() -> None:
     assert "no-batch-norm" not in {cell.variant for cell in plan("ablations", "best", 1, models=["cnn"])}
 
 
+def test_ideas_on_other_data_are_those_of_the_architecture() -> None:
+    for architecture in ("mlp", "cnn"):
+        cells = plan("ablations", "best", 1, models=[architecture], data=["digits"])
+        assert ("no-batch-norm" in {cell.variant for cell in cells}) == (architecture == "mlp")
+        assert all(cell.config("cpu") for cell in cells)
+
+
 def test_other_data_if_named() -> None:
     assert plan("table1", "best", 1, data=["digits"]) == [Cell("mlp", "digits", "best", "", 0)]
 
@@ -72,7 +79,8 @@ def test_every_target_has_a_plan() -> None:
         (("table1",), {"data": ["boston"]}, "data must be one of"),
         (("table1",), {"models": ["vgg"], "data": ["mnist"]}, "has no runs"),
         (("ablations",), {"ideas": ["luck"]}, "idea must be one of"),
-        (("ablations", "paper"), {"ideas": ["jensen"]}, "has no runs"),
+        (("ablations", "paper"), {"ideas": ["jensen"]}, "ablations has no runs with the recipe paper"),
+        (("levels", "paper"), {}, "recipe must be best for levels, got 'paper'"),
     ],
 )
 def test_bad_input(arguments: tuple, options: dict, message: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bqn.reproduction import Cell, RecordError, plan, recipes, records, run
-from bqn.reproduction.running import charged, groups
+from bqn.reproduction.running import charged, groups, shares
 from bqn.training import ConfigError, DivergedError, EpochRecord, History, Run, TrainConfig, train
 
 pytestmark = pytest.mark.usefixtures("tiny_recipes")
@@ -155,15 +155,11 @@ def test_seconds_of_levels_are_their_own(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_runs_that_share_a_device_are_charged_equal_parts_of_all_its_time() -> None:
     """Their epochs begin together; the second ends 0.25 s later, the third has two epochs alone in the end."""
-
-    def trained(count: int, seconds: float) -> Run:
-        rows = [EpochRecord(1, 0.0, 0.0, 0.0, 0.0, None, None, None, 0.0, 0.0, seconds, 0.0)] * count
-        return Run(None, None, History(tuple(rows), None, False), None)  # type: ignore[arg-type]
-
     first, second, third = trained(2, 1.0), trained(2, 1.25), trained(4, 1.5)
     assert charged([first, second, third], shared=True) == [1.5, 1.5, 3.0]
     assert charged([first, second, third], shared=False) == [2.0, 2.5, 6.0]
     assert charged([third, third, DivergedError(4, 1, "KL", "")], shared=True) == [2.0, 2.0, 2.0], "it took part"
+    assert charged([trained(2, 1.0), trained(1, 1.5)], shared=True) == [2.5 * 2 / 3, 2.5 / 3], "the slower one stopped"
 
 
 def test_a_stop_while_judging_does_not_change_the_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +177,31 @@ def test_a_stop_while_judging_does_not_change_the_shares(tmp_path: Path, monkeyp
     made = run(cells(3), **folders(tmp_path))
     assert {document["together"] for document in made.values()} == {3}
     assert len({document["seconds"] for document in made.values()}) == 1
+
+
+def trained(count: int, seconds: float) -> Run:
+    rows = [EpochRecord(1, 0.0, 0.0, 0.0, 0.0, None, None, None, 0.0, 0.0, seconds, 0.0)] * count
+    return Run(None, None, History(tuple(rows), None, False), None)  # type: ignore[arg-type]
+
+
+def test_a_run_that_was_trained_before_is_charged_for_nothing_more(tmp_path: Path) -> None:
+    """Its record is missing, and it is judged in a group of others, which share the time without it."""
+    places = [tmp_path / name for name in ("a", "b", "c", "d")]
+    for place in places:
+        place.mkdir()
+    old, new = trained(3, 10.0), trained(3, 2.0)
+    assert shares([old], [0], places[:1], on_gpu=True) == [(30.0, 1)]
+    found = shares([old, new, new, old], [1, 2], places, on_gpu=True)
+    assert found == [(30.0, 1), (3.0, 2), (3.0, 2), (30.0, 1)]  # of the last nothing is known but its own time
+    assert shares([new, new], [0, 1], places[1:3], on_gpu=False) == [(6.0, 1), (6.0, 1)]
+    assert shares([new], [0], None, on_gpu=True) == [(6.0, 1)]
+
+
+def test_a_run_that_failed_and_goes_on_is_charged_anew(tmp_path: Path) -> None:
+    failed = DivergedError(1, 1, "KL", "")
+    assert shares([failed, trained(1, 2.0)], [0, 1], [tmp_path, tmp_path / "b"], on_gpu=True) == [(1.0, 2), (1.0, 2)]
+    assert shares([trained(3, 2.0)], [0], [tmp_path], on_gpu=True) == [(6.0, 1)]
+    assert shares([trained(3, 2.0)], [], [tmp_path], on_gpu=True) == [(6.0, 1)]
 
 
 def test_a_folder_that_cannot_be_is_known_before_the_work(tmp_path: Path) -> None:

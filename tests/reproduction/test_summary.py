@@ -31,12 +31,26 @@ def test_failed_runs_are_not_seeds(put: Any, tmp_path: Path) -> None:
     assert in_words(row)[2] == "1, 1 failed"
 
 
+def test_sweeps_stand_beside_the_papers_points(put: Any, tmp_path: Path) -> None:
+    """Not beside its tables, whose figures are the best over λ."""
+    cells = plan("figure-gap", "paper", 1, models=["cnn"], data=["kmnist"])
+    rows = {row["recipe"]: row for row in summarize("figure-gap", cells, tmp_path)}
+    assert rows["paper-lam-0.0001"]["paper_nll"] == {"mean": pytest.approx(0.1863), "std": None}
+    power = summarize("figure-power", plan("figure-power", "best", 1, models=["vgg"]), tmp_path)
+    assert [row["paper_nll"] for row in power] == [None] * 4  # the paper has no such λ
+    power = summarize("figure-power", plan("figure-power", "paper", 1, models=["vgg"]), tmp_path)
+    assert [in_words(row)[5] for row in power] == ["530.6", "550.8", "565.9"]
+
+
 def test_ideas_are_judged_on_validation(put: Any, tmp_path: Path) -> None:
     cell = Cell("mlp", "mnist", "best", "jensen")
     put(cell)
     (row,) = summarize("ablations", [cell], tmp_path)
     assert row["part"] == "validation"
+    (recipe,) = summarize("ablations", [Cell("mlp", "mnist", "best")], tmp_path)
+    assert recipe["part"] == "validation"  # beside ideas
     assert row["nll"]["mean"] == pytest.approx(0.1)
+    assert row["paper_nll"] is None  # which is of the test set
 
 
 def test_plans_are_counted() -> None:

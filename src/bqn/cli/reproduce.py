@@ -37,10 +37,16 @@ bqn reproduce page
 """
 
 _PAGE = "page"
+# Options that a target has no use for.
+_USELESS = {
+    _PAGE: {"recipe", "seeds", "model", "data", "idea", "work", "together", "redo", "dry_run", "device", "data_dir"},
+    "table4": {"model", "data", "idea", "work", "docs", "together", "redo", "device"},
+}
 _GOES_ON = "what was finished is recorded; the same command goes on from there"
 
 
 def reproduce(
+    context: typer.Context,
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help=f"What to make: {', '.join(TARGETS)} or page.", show_default=False)
     ],
@@ -100,26 +106,16 @@ def reproduce(
     are three views of the same runs. The target page writes docs/results.md, docs/ablations.md and their figures from
     the records alone.
     """
+    if target not in (*TARGETS, _PAGE):
+        raise UsageError(expected_one_of("TARGET", (*TARGETS, _PAGE), target))
+    _require_sense(context, target)
     choose_device(device)
     if target == _PAGE:
-        if dry_run:
-            raise UsageError("--dry-run is not for page, which trains nothing and writes")
-        if model or data or idea or seeds or together or redo:
-            raise UsageError("--model, --data, --idea, --seeds, --together and --redo are not for page, which has all")
-        written = write_pages(out, docs)
-        _tell_files(written, as_json)
+        _tell_files(write_pages(out, docs), as_json)
         return
-    if target not in TARGETS:
-        raise UsageError(expected_one_of("TARGET", (*TARGETS, _PAGE), target))
     if target == "table4":
-        if model or data or idea:
-            raise UsageError("--model, --data and --idea are not for table4, which is about Boston")
-        if together or redo:
-            raise UsageError("--together and --redo are not for table4, whose runs are made one by one")
         _table4(recipe, seeds, out, data_dir, dry_run, as_json, quiet)
         return
-    if idea and target != "ablations":
-        raise UsageError("--idea is for ablations")
     with settings_are_usage():
         cells = plan(target, recipe, seeds, models=_names(model), data=_names(data), ideas=_names(idea))
     found, missing = sort_out(cells, out, device, redo or dry_run)
@@ -154,7 +150,17 @@ def reproduce(
     for row in rows:
         table.add_row(*in_words(row))
     on_page = any((cell.architecture, cell.data) in paper.NETWORKS for cell in cells)
-    show(table, _where(out, out, on_page))
+    judged = [footnote("Judged on validation examples.")] if any(row["part"] == "validation" for row in rows) else []
+    show(table, *judged, _where(out, out, on_page))
+
+
+def _require_sense(context: typer.Context, target: str) -> None:
+    """Raise for an option that was given and would do nothing."""
+    useless = _USELESS.get(target, {"docs"} if target == "ablations" else {"docs", "idea"})
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in useless and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{option.opts[0]} is not for {target}")
 
 
 def _where(records: Path, out: Path, on_page: bool = True) -> str:

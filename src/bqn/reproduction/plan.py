@@ -57,13 +57,15 @@ def plan(
         raise ConfigError(f"seeds must be at least 1, got {seeds}")
     if recipe not in recipes.RECIPES:
         raise ConfigError(expected_one_of("recipe", recipes.RECIPES, recipe))
+    if target == "levels" and recipe != "best":
+        raise ConfigError(f"recipe must be best for levels, got {recipe!r}")
     cells: list[Cell] = []
     for architecture, name in networks(models, data):
         variants = _variants(target, recipe, architecture, name, ideas)
         count = seeds or (seeds_of(name) if target in TABLES else SEEDS_OF_MANY)
         cells += [Cell(architecture, name, recipe, variant, seed) for variant in variants for seed in range(count)]
     if not cells:
-        raise ConfigError(f"{target} has no runs for these models, data and ideas")
+        raise ConfigError(f"{target} has no runs with the recipe {recipe} for these models, data and ideas")
     return cells
 
 
@@ -111,8 +113,13 @@ def _ablations(recipe: str, architecture: str, data: str, ideas: Sequence[str] |
     chosen = [
         name
         for name, idea in recipes.IDEAS.items()
-        if idea.recipe == recipe
-        and (ideas is None or name in ideas)
-        and ((architecture, data) in idea.networks or (architecture, data) not in paper.NETWORKS)
+        if idea.recipe == recipe and (ideas is None or name in ideas) and _concerns(idea, architecture, data)
     ]
     return list(dict.fromkeys([*(recipes.IDEAS[name].against for name in chosen), *chosen]))
+
+
+def _concerns(idea: recipes.Idea, architecture: str, data: str) -> bool:
+    """Whether a network is one of the idea's; on other data than the paper's one of its architectures."""
+    if (architecture, data) in paper.NETWORKS:
+        return (architecture, data) in idea.networks
+    return architecture in {each for each, _ in idea.networks}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 from bqn.reproduction import paper, recipes, records, tables
 from bqn.training import TrainConfig
 
+_COMMIT = re.compile("[0-9a-f]{40}")
 # What the runs of a recipe are for, in the order in which they are told.
 _TABLES, _SWEEP, _LEVELS, _IDEAS = "tables 1 to 3", "λ sweep", "levels", "ideas"
+_OTHERS = "nothing here any more"
 
 
 def settings(out: Path) -> str:
@@ -63,7 +66,7 @@ def commits(out: Path) -> str:
     for network in paper.NETWORKS:
         for recipe in ("paper", "best"):
             found = _by_purpose(network, recipe, out)
-            for purpose in (_TABLES, _SWEEP, _LEVELS, _IDEAS):
+            for purpose in (_TABLES, _SWEEP, _LEVELS, _IDEAS, _OTHERS):
                 if documents := found.get(purpose):
                     words = _seeds_of if purpose == _TABLES else _runs_of
                     rows.append([tables.title(*network), recipe, purpose, _commits(documents, words),
@@ -75,26 +78,33 @@ def _by_purpose(network: tuple[str, str], recipe: str, out: Path) -> dict[str, l
     found: dict[str, list[dict[str, Any]]] = {}
     for folder in sorted((out / "-".join(network)).glob(f"{recipe}*")):
         name, _, variant = folder.name.partition("-")
-        if name == recipe:
+        if name == recipe and folder.is_dir():
             found.setdefault(_purpose(variant), []).extend(records.seeds(*network, folder.name, out))
     return found
 
 
 def _purpose(variant: str) -> str:
-    if not variant or variant in recipes.IDEAS:
-        return _IDEAS if variant else _TABLES
-    return _SWEEP if "lam" in recipes.changes(variant) else _LEVELS
+    if not variant:
+        return _TABLES
+    if variant in recipes.IDEAS:
+        return _IDEAS
+    return _SWEEP if variant.startswith("lam-") else _LEVELS if variant.startswith("levels-") else _OTHERS
 
 
 def _commits(documents: Sequence[Mapping[str, Any]], words: Callable[[Sequence[Mapping[str, Any]]], str]) -> str:
     """Each commit, + with changes that were not committed, and what it made if it did not make all."""
     made: dict[str, list[Mapping[str, Any]]] = {}
     for row in documents:
-        name = f"{row.get('code') or '?'!s:.7}{'+' if row.get('code_changed') else ''}"
+        name = f"{_short(row.get('code'))}{'+' if row.get('code_changed') else ''}"
         made.setdefault(name, []).append(row)
     if len(made) == 1:
         return next(iter(made))
     return "<br>".join(f"{name}: {words(rows)}" for name, rows in made.items())
+
+
+def _short(code: object) -> str:
+    """A commit by its first digits; the version of a package that is no clone is short as it is."""
+    return str(code or "?")[: 7 if _COMMIT.fullmatch(str(code)) else None]
 
 
 def _seeds_of(documents: Sequence[Mapping[str, Any]]) -> str:

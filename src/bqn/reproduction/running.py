@@ -6,7 +6,7 @@ import gc
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from bqn.atomic import write_atomic
 from bqn.data import Dataset
 from bqn.reproduction import recipes, records
 from bqn.reproduction.cells import Cell
-from bqn.reproduction.measuring import describe
+from bqn.reproduction.measuring import code, describe
 from bqn.training import ConfigError, DivergedError, EpochRecord, Run, TrainConfig, load_data, load_run
 from bqn.training.files import parse_object, read_text
 from bqn.training.folder import RunFolder
@@ -25,6 +25,7 @@ from bqn.training.surroundings import find_device
 
 TOGETHER = 10
 _FEWER = {"cifar10": 5}  # its networks fill a GPU sooner
+_SHARE = "share.json"
 
 Report = Callable[[Cell, EpochRecord], None]
 Done = Callable[[Cell, dict[str, Any]], None]
@@ -71,6 +72,7 @@ def run(
     if together is not None and together < 1:
         raise ConfigError(f"together must be at least 1, got {together}")
     found, missing = sort_out(wanted, out, device, redo)
+    code()  # as it is now: it is remembered, and records shall not name what is committed while they train
     if missing:
         Path(out).mkdir(parents=True, exist_ok=True)  # to be known before the work begins
     datasets: dict[str, Dataset] = {}
@@ -145,20 +147,21 @@ def _run_group(
     """Train a group; then each cell with its record, one after the other."""
     configs = [cell.config(device) for cell in group]
     folders = None if work is None else [_folder(work, *pair) for pair in zip(group, configs, strict=True)]
-    shared = len(group) if find_device(configs[0]).type == "cuda" else 1  # elsewhere they take turns
+
+    worked: set[int] = set()
 
     def tell(index: int, record: EpochRecord) -> None:
+        worked.add(index)
         if report is not None:
             report(group[index], record)
 
     runs = _train(configs, dataset, folders, tell, tick)
-    shares = [Share(seconds, shared) for seconds in charged(runs, shared > 1)]
-    if folders is not None:  # judging may be interrupted, and then others are left to go on with
-        shares = [_kept(folder, share) for folder, share in zip(folders, shares, strict=True)]
+    trained = [index for index, run in enumerate(runs) if index in worked or isinstance(run, DivergedError)]
+    shared = shares(runs, trained, folders, find_device(configs[0]).type == "cuda")
     for index, cell in enumerate(group):
         if tick is not None:
             tick()
-        yield cell, describe(cell, runs[index], dataset, *shares[index], device, tick)
+        yield cell, describe(cell, runs[index], dataset, *shared[index], device, tick)
         if folders is not None and isinstance(runs[index], Run):
             # It is as large as the run and of no use any more; the best weights stay.
             RunFolder(folders[index]).checkpoint.unlink(missing_ok=True)
@@ -171,29 +174,48 @@ class Share(NamedTuple):
     together: int
 
 
+def shares(
+    runs: Sequence[Run | DivergedError], trained: Sequence[int], folders: Sequence[Path] | None, on_gpu: bool
+) -> list[Share]:
+    """What each run is charged: those that have been `trained` now, and all others what they were charged then."""
+    together = len(trained) if on_gpu else 1  # elsewhere they take turns
+    seconds = charged([runs[index] for index in trained], together > 1)
+    found = {index: Share(each, together) for index, each in zip(trained, seconds, strict=True)}
+    for index, folder in enumerate(folders or ()):
+        if index in found:
+            _keep(folder, found[index])  # judging may be interrupted, and then others are left to go on with
+        else:
+            found[index] = _kept(folder) or Share(charged([runs[index]], shared=False)[0], 1)
+    return [found[index] for index in range(len(runs))]
+
+
 def charged(runs: Sequence[Run | DivergedError], shared: bool) -> list[float]:
     """The seconds that each of some runs is charged for its training.
 
-    Runs that share a device begin their epochs together and end them one after the other, so the longest of their times
-    is that of all; they are charged parts of it by their epochs, one that failed for those that it began.
+    Runs that share a device begin an epoch together and end it one after the other, so the longest of their times is
+    that of all; they are charged parts of it by their epochs, one that failed for those that it began.
     """
-    own = [0.0 if isinstance(run, DivergedError) else sum(row.seconds for row in run.history.records) for run in runs]
+    own = [[] if isinstance(run, DivergedError) else [row.seconds for row in run.history.records] for run in runs]
     if not shared:
-        return own
+        return [sum(each) for each in own]
+    whole = sum(max(epoch) for epoch in zip_longest(*own, fillvalue=0.0))
     epochs = [run.epoch if isinstance(run, DivergedError) else len(run.history.records) for run in runs]
-    return [max(own) * each / max(sum(epochs), 1) for each in epochs]
+    return [whole * each / max(sum(epochs), 1) for each in epochs]
 
 
-def _kept(folder: Path, share: Share) -> Share:
-    """The share that was put down when the run had just been trained; now, if there is none."""
-    path = folder / "share.json"
+def _keep(folder: Path, share: Share) -> None:
+    if folder.is_dir():
+        write_atomic(folder / _SHARE, json.dumps(share._asdict()).encode())
+
+
+def _kept(folder: Path) -> Share | None:
+    """The share that was put down when the run had just been trained; None if there is none."""
+    path = folder / _SHARE
     try:
         found = parse_object(read_text(path), str(path))
         return Share(float(found["seconds"]), int(found["together"]))
     except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is none of ours
-        if folder.is_dir():
-            write_atomic(path, json.dumps(share._asdict()).encode())
-        return share
+        return None
 
 
 def _train(

@@ -8,10 +8,12 @@ from typing import Any
 
 from bqn.reproduction import paper, records
 from bqn.reproduction.cells import Cell
+from bqn.reproduction.plan import TABLES
 
-# The mode that a target is about, and the table of the paper that has the same.
-_MODES = {"table2": ("map", "table2"), "table3": ("mc", "table3"), "figure-gap": ("mc", "table3")}
-
+# The mode that a target is about, where it is not the analytic prediction.
+_MODES = {"table2": "map", "table3": "mc", "figure-gap": "mc"}
+# What the paper calls it in its figures.
+_SERIES = {"figure-power": "bqn", "figure-gap": "mc"}
 
 # Unit for people and digits.
 _FORMS = {"nll": (1e3, 1), "error": (100.0, 2)}
@@ -31,24 +33,35 @@ def planned(cells: Sequence[Cell], found: Collection[Cell]) -> list[dict[str, An
 
 
 def summarize(target: str, cells: Sequence[Cell], out: str | Path) -> list[dict[str, Any]]:
-    """Means and standard deviations over the seeds among `cells`, beside the paper's; JSON-ready, NLL in nats."""
-    mode, table = _MODES.get(target, ("analytic", "table1"))
+    """Means and standard deviations over the seeds among `cells`, JSON-ready, NLL in nats.
+
+    Beside them the paper's: of its tables, or of its figures at the same λ; none for levels and ideas.
+    """
+    mode = _MODES.get(target, "analytic")
     rows = []
     for group in _grouped(cells).values():
         first, documents = group[0], list(records.read_all(group, out).values())
-        part = "test" if first.judged_on_test else "validation"
+        part = "validation" if target == "ablations" else "test"
         row: dict[str, Any] = {"architecture": first.architecture, "data": first.data, "recipe": first.folder}
         failed = records.failures(documents)
         row |= {"part": part, "mode": mode, "seeds": len(documents) - failed, "failed": failed}
         for name, (factor, _) in _FORMS.items():
             found = records.figure(documents, part, mode, name)
-            said = paper.printed(table, first.architecture, first.data, "bqn", name)
+            said = _said(target, first, name)
             row[name] = None if found is None else {"mean": found.mean, "std": found.std}
             row[f"paper_{name}"] = (
                 None if said is None else {"mean": said.mean / factor, "std": _scaled(said.std, factor)}
             )
         rows.append(row)
     return rows
+
+
+def _said(target: str, cell: Cell, name: str) -> paper.Figure | None:
+    if target not in _SERIES:
+        return paper.printed(target, cell.architecture, cell.data, "bqn", name) if target in TABLES else None
+    lam = cell.config().lam
+    points = paper.sweep(target, cell.architecture, cell.data, _SERIES[target], name)
+    return next((paper.Figure(point.value, None) for point in points if point.lam == lam), None)
 
 
 def in_words(row: Mapping[str, Any]) -> list[str]:
