@@ -23,6 +23,15 @@ def test_settings(put: Any, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_cost(put: Any, tmp_path: Path) -> None:
+    assert provenance.cost(tmp_path) == ""
+    put(PAPER, hardware="CPU")
+    put(MLP, seconds=600.0, distilled={"epochs": 5, "seconds": 120.0}, hardware="GPU")
+    put(replace(MLP, seed=1), seconds=60.0, hardware="GPU")
+    put(replace(MLP, variant="lam-0.1"), seconds=1e6)
+    assert provenance.cost(tmp_path) == "Training took 13 minutes of GPU for `best`, 1 minutes of CPU for `paper`."
+
+
 def test_commits(put: Any, tmp_path: Path) -> None:
     assert provenance.commits(tmp_path) == "No run is recorded yet."
     put(PAPER)

@@ -8,7 +8,7 @@ from pathlib import Path
 from bqn.atomic import write_atomic
 from bqn.reproduction import ablations, provenance, records, tables
 from bqn.reproduction.aims import BOSTON_LOG_LIKELIHOOD, BOSTON_RMSE
-from bqn.reproduction.coverage import coverage
+from bqn.reproduction.coverage import coverage, many_settings
 from bqn.reproduction.figures import figures
 from bqn.reproduction.quotes import quoted
 from bqn.reproduction.regression import boston
@@ -50,6 +50,8 @@ def _results(out: Path, drawn: Sequence[str]) -> str:
         nothing=tables.NOTHING,
         scoreboard=tables.scoreboard(out),
         missing=coverage(out),
+        cost=provenance.cost(out),
+        many_settings=many_settings(out),
         table1=tables.table1(out),
         table2=tables.table2(out),
         table3=tables.table3(out),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -117,3 +118,16 @@ def _seeds_of(documents: Sequence[Mapping[str, Any]]) -> str:
 
 def _runs_of(documents: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(documents)} run{'s' if len(documents) > 1 else ''}"
+
+
+def cost(out: Path) -> str:
+    """What the training of tables 1 to 3 took, distillation included, in words: minutes by recipe and device."""
+    parts = []
+    for recipe in ("best", "paper"):
+        seconds: Counter[str] = Counter()
+        for network in paper.NETWORKS:
+            for row in records.seeds(*network, recipe, out):
+                seconds[row.get("hardware", "?")] += row.get("seconds", 0.0)
+                seconds[row.get("hardware", "?")] += row.get("distilled", {}).get("seconds", 0.0)
+        parts += [f"{total / 60:.0f} minutes of {name} for `{recipe}`" for name, total in seconds.most_common()]
+    return f"Training took {', '.join(parts)}." if parts else ""
