@@ -245,3 +245,19 @@ def test_a_profile_of_a_pair_of_products(load: Any) -> None:
     products = [sum(each["times"] for each in row["kernels"] if each["kernel"] == "aten::mm") for row in rows]
     assert products[0] == 2
     assert products[2] == 6, "two products forward and four backward"
+
+
+def test_weights_of_dark_pixels(load: Any) -> None:
+    """Twenty dark pixels whose weights lean a little to +1, the others certain: what is drawn is what was asked for."""
+    net = bqn.models.mlp(24, 2, hidden=(6,), batch_norm=False)
+    posterior = dict(net.posteriors())["body.1.weight"]
+    dark = torch.arange(24) < 20
+    with torch.no_grad():
+        posterior.logits.zero_()
+        posterior.logits[..., 1] = torch.where(dark, 0.4, 40.0)
+    x, y = torch.where(dark, -1.0, torch.randn(50, 24)), torch.zeros(50, dtype=torch.int64)
+    found = load("dark_pixels").measure(SimpleNamespace(net=net), x, y, dark)
+    assert found["dark"] == 20
+    assert found["the same in the mode"] == 20
+    assert found["sum of dark weights"] == pytest.approx(20 * torch.tensor(0.2).tanh().item(), rel=1e-5)
+    assert found["map, others drawn"] == found["map"]  # of which nothing is in doubt
