@@ -65,6 +65,15 @@ def test_recalibrated(bqn, home, tmp_path):
     assert load_packed(tmp_path / "a.bqn").packed.about["recalibrated"] is True
 
 
+def test_statistics_that_may_not_fit_are_said(bqn, home, tmp_path):
+    options = ("pack", home.classifier, "--out", tmp_path / "a.bqn", "--force")
+    words = "batch norm keeps the statistics of the analytic pass"
+    assert words in bqn(*options).err
+    assert words not in bqn(*options, "--recalibrate").err
+    assert bqn("train", "--data", home.images, "--no-batch-norm", "--out", tmp_path / "run", *QUICK).code == 0
+    assert words not in bqn("pack", tmp_path / "run", "--out", tmp_path / "b.bqn").err
+
+
 def test_tempered(bqn, home, tmp_path):
     assert bqn("pack", home.classifier, "--temper", "--out", tmp_path / "a.bqn").code == 0
     result = json.loads(bqn("run", tmp_path / "a.bqn", "--data", home.images, "--json").out)

@@ -17,6 +17,7 @@ from bqn.data import Split
 from bqn.deploy import to_bytes
 from bqn.deploy.inspection import describe
 from bqn.deploy.runs import MODES, pack_run
+from bqn.nn import BatchNorm1d, BatchNorm2d
 from bqn.sizes import bytes_in_words
 from bqn.training import Distillation, EpochRecord, Run
 from bqn.training import distill as distill_run
@@ -100,6 +101,8 @@ def pack(
             batch_size=batch_size,
         )
         write_atomic(out, to_bytes(packed))
+    if not recalibrate and not distill and _has_own_statistics(opened):
+        note("batch norm keeps the statistics of the analytic pass, which may suit what is packed badly: --recalibrate")
     facts = describe(packed)
     if as_json:
         show_json({"file": str(out), **facts})
@@ -110,6 +113,13 @@ def pack(
         f"{out}: {bytes_in_words(facts['file_bytes'])}, {networks} of {facts['weights']:,} weights at "
         f"{facts['bits_per_weight']:g} bit{'' if facts['bits_per_weight'] == 1 else 's'}; "
         f"in float32 one takes {bytes_in_words(facts['float32_bytes'])}"
+    )
+
+
+def _has_own_statistics(run: Run) -> bool:
+    """Whether a network of the run would have other batch norm statistics than the average over all networks."""
+    return "analytic" in run.net.modes and any(
+        isinstance(module, BatchNorm1d | BatchNorm2d) for module in run.net.modules()
     )
 
 
