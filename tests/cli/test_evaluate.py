@@ -105,6 +105,27 @@ def test_other_data_are_matched_by_the_names_of_classes(bqn, home, tmp_path):
     assert result["settings"]["examples"] == 40
 
 
+def test_other_data_of_one_class(bqn, home, tmp_path):
+    """To judge by they are as good as any; to learn from they are not."""
+    x, y = images(40, classes=2, seed=5)
+    np.savez("ones.npz", x=x[y == 1], y=np.array(["c"] * 20))
+    assert bqn("pack", home.classifier, "--out", "one.bqn").code == 0
+    for command in ("evaluate", home.classifier), ("run", "one.bqn"):
+        result = evaluated(bqn, *command, "--data", "ones.npz", "--part", "all")
+        assert result.get("settings", result)["examples"] == 20
+    assert "all examples are of the class 'c', expected at least two" in bqn("train", "--data", "ones.npz").fails()
+
+
+def test_a_table_of_one_class(bqn):
+    table = write_table(Path("kinds.csv"), 90, labels=True)
+    assert bqn("train", "--data", table, "--target", "kind", "--out", "run", *QUICK).code == 0
+    header, *rows = table.read_text().splitlines()
+    Path("cheap.csv").write_text("\n".join([header, *(row for row in rows if "cheap" in row)]))
+    assert evaluated(bqn, "evaluate", "run", "--data", "cheap.csv", "--part", "all")["analytic"]["nll"] > 0
+    told = bqn("train", "--data", "cheap.csv", "--target", "kind").fails()
+    assert "all examples are of the class 'cheap', expected at least two classes; is another column than 'kind'" in told
+
+
 def test_another_table_is_read_as_the_runs_own(bqn, home, tmp_path):
     """Its target is the column of the same name."""
     other = shutil.copy(home.table, tmp_path / "other.csv")

@@ -46,8 +46,15 @@ def test_dataset_refuses_labels_without_a_class() -> None:
     good, bad = Split(images(), torch.tensor([0, 1, 0, 1])), Split(images(), torch.tensor([0, 1, 2, 1]))
     with pytest.raises(DataError, match="toy: test y must hold labels from 0 to 1, got 0 to 2"):
         Dataset("toy", "classification", good, bad, ("a", "b"))
-    with pytest.raises(DataError, match="at least two classes"):
+    with pytest.raises(DataError, match="train y must hold labels from 0 to 0, got 0 to 1"):
         Dataset("toy", "classification", good, good, ("a",))
+    with pytest.raises(DataError, match="names of their classes, got 0 names"):
+        Dataset("toy", "classification", good, good, ())
+
+
+def test_one_class_is_enough_to_judge_by() -> None:
+    split = Split(images(), torch.zeros(4, dtype=torch.int64))
+    assert Dataset("toy", "classification", split, split, ("a",)).classes == ("a",)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

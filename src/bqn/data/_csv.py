@@ -51,12 +51,6 @@ def load_csv(path: Path, split: int = 0, target: str | None = None, task: Task |
     if task is None:
         task = _guess_task([row.cells[column] for row in body])
     y, classes = _targets(path, body, column, names, task)
-    if len(classes) == 1:
-        called = f" ({names[column]})" if names else ""
-        raise DataError(
-            f"{path}: column {column + 1}{called}, the target, holds {classes[0]!r} in every row, expected two classes "
-            f"or more; is another column the target?"
-        )
     dataset = split_dataset(str(path), task, x, y, classes, split)
     return replace(dataset, **_names(names, features, column))
 

@@ -67,7 +67,7 @@ class Dataset:
     task : "classification" or "regression"
     train, test : Split
     classes : tuple of str
-        Name of each label, `()` for regression.
+        Name of each label, `()` for regression; one name is enough to judge by, a network learns two or more.
     feature_names : tuple of str
         Name of each column of a table that has a header with distinct names, else `()`.
     target_name : str or None
@@ -90,10 +90,6 @@ class Dataset:
             )
         if self.feature_names and self.input_shape != (len(self.feature_names),):
             raise DataError(f"{self.name}: {len(self.feature_names)} names of features for examples {self.input_shape}")
-        if self.task == "classification" and len(self.classes) == 1:
-            raise DataError(
-                f"{self.name}: all examples are of the class {self.classes[0]!r}, expected at least two classes"
-            )
         for part, split in (("train", self.train), ("test", self.test)):
             self._check(f"{self.name}: {part}", split)
 
@@ -109,8 +105,10 @@ class Dataset:
             if split.y.shape[1:] != self.train.y.shape[1:]:
                 raise DataError(f"{what} y has {split.y.shape[1]} columns, training has {self.train.y.shape[1]}")
             return
-        if split.y.is_floating_point() or len(self.classes) < 2:
-            raise DataError(f"{what} needs integer labels of at least two classes, got {len(self.classes)} classes")
+        if split.y.is_floating_point() or not self.classes:
+            raise DataError(
+                f"{what} needs integer labels and the names of their classes, got {len(self.classes)} names"
+            )
         low, high = int(split.y.min()), int(split.y.max())
         if low < 0 or high >= len(self.classes):
             raise DataError(f"{what} y must hold labels from 0 to {len(self.classes) - 1}, got {low} to {high}")

@@ -195,6 +195,12 @@ def data_parts(config: TrainConfig, dataset: Dataset) -> tuple[Split, Split | No
     if task != dataset.task:
         fitting = ", ".join(name for name, entry in ARCHITECTURES.items() if entry.task == dataset.task)
         raise ConfigError(f"model {config.model} is for {task}, but {dataset.name} asks for {dataset.task}: {fitting}")
+    if dataset.task == "classification" and len(dataset.classes) < 2:
+        column = "" if dataset.target_name is None else f"; is another column than {dataset.target_name!r} the target?"
+        only = dataset.classes[0]
+        raise DataError(
+            f"{dataset.name}: all examples are of the class {only!r}, expected at least two classes{column}"
+        )
     training, validation = _split(config, dataset)
     preprocessing = Preprocessing.of(
         training,
