@@ -247,6 +247,18 @@ def test_a_profile_of_a_pair_of_products(load: Any) -> None:
     assert products[2] == 6, "two products forward and four backward"
 
 
+def test_the_page_says_what_the_record_of_dark_pixels_says() -> None:
+    record = json.loads((FOLDER.parent / "results/benchmarks/dark_pixels.json").read_text())
+    page = (FOLDER.parent / "docs/method.md").read_text()
+    names = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "kmnist": "KMNIST"}
+    assert [run["data"] for run in record["runs"]] == list(names)
+    for run in record["runs"]:
+        errors = ("analytic", "drawn", "map", "map, dark drawn", "map, others drawn")
+        sums = ("sum of dark weights", "the same in the mode")
+        cells = [names[run["data"]], str(run["dark"]), *(f"{run[name]:.2f}" for name in errors)]
+        assert f"| {' | '.join([*cells, *(f'{run[name]:.1f}' for name in sums)])} |" in page
+
+
 def test_weights_of_dark_pixels(load: Any) -> None:
     """Twenty dark pixels whose weights lean a little to +1, the others certain: what is drawn is what was asked for."""
     net = bqn.models.mlp(24, 2, hidden=(6,), batch_norm=False)
