@@ -15,8 +15,8 @@ from bqn.reproduction.quotes import quoted
 # By architecture, data and recipe; a remark is shown once there is a record.
 REMARKS: Mapping[tuple[str, str, str], str] = {
     ("mlp", "mnist", "paper"): (
-        "The most probable network errs in [[mlp-mnist/paper test map error]] % of the images, by seed, where the paper "
-        "has 3.69 %. The cause is found: MNIST has hundreds of pixels that are nearly always dark, whose weights "
+        "The most probable network errs in [[mlp-mnist/paper test map error]] % of the images, by seed, where the "
+        "paper has 3.69 %. The cause is found: MNIST has hundreds of pixels that are nearly always dark, whose weights "
         "are one bias, and the mode rounds all of them the same way "
         "([method.md](method.md#weights-of-dark-pixels)). How the paper's network escapes it we do not know."
     ),
