@@ -70,7 +70,8 @@ def _impure(document: dict[str, Any], cell: Cell, folder: Path) -> Iterator[str]
     reference = records.read(Cell(cell.architecture, cell.data, cell.recipe, idea.against, cell.seed), folder)
     if reference is None:
         return
-    changed = {name for name in document["config"] if document["config"][name] != reference["config"].get(name)}
+    ours, theirs = (vars(records.config_of(each)) for each in (document, reference))  # what is newer has its default
+    changed = {name for name in ours if ours[name] != theirs[name]}
     extra = changed - {*idea.settings, *recipes.IDEAS[idea.against].settings, *records.NOT_COMPARED}
     if extra:
         yield f"differs in {', '.join(sorted(extra))}"
