@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bqn.reproduction import paper, records, tables
+from bqn.reproduction import paper, recipes, records, tables
 from bqn.reproduction.plan import FIGURES, plan, seeds_of
 
 # Targets of many settings, each with the recipes that it has runs for.
@@ -35,7 +35,9 @@ def many_settings(out: Path) -> str:
     rows = []
     for target, names in _MANY.items():
         for recipe in names:
-            cells = [cell for cell in plan(target, recipe, 1) if cell.variant]  # the recipe itself is in the tables
+            models = [name for name in recipes.RECIPES[recipe] if isinstance(name, str)]
+            # The recipe itself is in the tables.
+            cells = [cell for cell in plan(target, recipe, 1, models=models) if cell.variant]
             counts = {cell: len(records.seeds(cell.architecture, cell.data, cell.folder, out)) for cell in cells}
             found = [cell for cell in cells if counts[cell]]
             networks, measured = ({tables.title(cell.architecture, cell.data): None for cell in some}
