@@ -32,7 +32,8 @@ def measure(model: str, data: str, epochs: int, seeds: int, device: str, data_di
     rows = []
     for precision in ("half", "full"):
         recipe = recipes.config("best", model, data)
-        config = replace(recipe, epochs=epochs, device=device, mixed_precision=precision == "half")
+        low, on_gpu = precision == "half", device.startswith("cuda")
+        config = replace(recipe, epochs=epochs, device=device, mixed_precision=low, compile=recipe.compile and on_gpu)
         dataset = load_data(config, data_dir)
         for run in train_together(seeds_of(config, seeds), dataset):
             if isinstance(run, Exception):

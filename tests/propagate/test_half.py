@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import bqn
-from bqn.propagate import clt, half, normalized_sign, products
+from bqn.propagate import clt, devices, half, normalized_sign, products
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.gpu
@@ -32,11 +32,16 @@ def moments(x: Tensor, logits: Tensor, centre: Tensor | None, geometry: products
     return clt._moments_in_working_precision(belief, weight, None, geometry, centre)
 
 
-@pytest.fixture(params=["passes", "kernels", "pair"])
+@pytest.fixture(params=["passes", "passes, products in full", "kernels", "pair"])
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In plain torch, or in Triton element by element, or matrix products too; without a GPU in its interpreter."""
-    monkeypatch.setattr(half, "kernels_take", lambda *_: request.param != "passes")
+    """In plain torch, or in Triton element by element, or matrix products too; without a GPU in its interpreter.
+
+    Plain torch as this CPU has it and as one without products in bfloat16.
+    """
+    monkeypatch.setattr(half, "kernels_take", lambda *_: not request.param.startswith("passes"))
     monkeypatch.setattr(half, "pair_kernels_take", lambda x, weight, geometry: request.param == "pair" and not geometry)
+    if request.param.endswith("in full"):
+        monkeypatch.setattr(devices, "CPU_HAS_BFLOAT16", False)
 
 
 @pytest.mark.usefixtures("_kernels")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bqn.propagate import devices
 from bqn.reproduction import Cell, paper, recipes
 from bqn.training import ConfigError
 
@@ -83,7 +84,11 @@ def test_a_cell_knows_its_place() -> None:
     assert cell.config("cpu").device == "cpu"
 
 
-def test_half_precision_is_for_a_gpu() -> None:
+@pytest.mark.parametrize("has", [False, True])
+def test_half_precision_is_for_what_has_it(has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "CPU_HAS_BFLOAT16", has)
     cell = Cell("vgg", "cifar10", "best")
     assert cell.config("cuda").mixed_precision == recipes.BEST["vgg"].get("mixed_precision", False)
-    assert cell.config("cpu").mixed_precision is False
+    assert cell.config("cpu").mixed_precision is has
+    assert not cell.config("cpu").compile
+    assert not Cell("mlp", "mnist", "best").config("cpu").mixed_precision  # the recipe has none

@@ -7,6 +7,7 @@ import torch
 
 import bqn
 from bqn.data import DataError, Split
+from bqn.propagate import devices
 from bqn.training import ConfigError, DivergedError, Preprocessing, build_model, fit, load_run, loop
 from bqn.training.folder import RunFolder
 from bqn.training.surroundings import flushes_denormals
@@ -246,7 +247,6 @@ def test_validation_that_is_not_finite_stops(monkeypatch):
         ({}, Split(tiny.images().x[..., :4], tiny.images().y), ValueError, "36 features"),
         ({"shift": 6}, tiny.images(), ConfigError, "shift must be below the size of the images"),
         ({"patience": 2}, tiny.images(), ConfigError, "patience needs validation data, got none"),
-        ({"mixed_precision": True}, tiny.images(), ConfigError, "mixed_precision needs a CUDA device, got cpu"),
         ({"compile": True}, tiny.images(), ConfigError, "compile needs a CUDA device, got cpu"),
         ({"device": "cuda:99"}, tiny.images(), ConfigError, "device: cuda:99 is not there"),
     ],
@@ -256,6 +256,31 @@ def test_misfits(values, split, error, message):
     net = build_model(config, (1, 6, 6), 3)
     with pytest.raises(error, match=message):
         fit(net, split, None, config)
+
+
+def test_mixed_precision_needs_a_device_that_has_it(monkeypatch):
+    monkeypatch.setattr(devices, "CPU_HAS_BFLOAT16", False)
+    config = tiny.config(mixed_precision=True)
+    with pytest.raises(ConfigError, match="mixed_precision needs a CUDA device or a CPU with AVX512-BF16 or AMX, got"):
+        fit(build_model(config, (1, 6, 6), 3), tiny.images(), None, config)
+
+
+@pytest.mark.parametrize("has", sorted({False, devices.CPU_HAS_BFLOAT16}))
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_mixed_precision_on_a_cpu(model, has, monkeypatch):
+    """In products of its own, where this one has them, and in their place: rounded, so near to the run in float32."""
+    monkeypatch.setattr(devices, "CPU_HAS_BFLOAT16", has)
+    monkeypatch.setattr("bqn.training.surroundings.takes_mixed_precision", lambda device: True)
+    sizes = {"channels": (16, 16)} if model == "cnn" else {}
+
+    def trained(low):
+        config = tiny.config(model=model, mixed_precision=low, learning_rate=1e-3, **sizes)
+        return fit(build_model(config, (1, 6, 6), 3), tiny.images(), None, config).records
+
+    full, low = trained(False), trained(True)
+    assert [row.elbo for row in low] == pytest.approx([row.elbo for row in full], rel=0.02)
+    assert [row.elbo for row in low] != [row.elbo for row in full]
+    assert [row.elbo for row in low] == [row.elbo for row in trained(True)]
 
 
 def test_bad_tables():

@@ -79,7 +79,7 @@ SETTINGS: Mapping[str, Setting] = {
     "checkpoint_activations": Setting(
         SWITCHES, "Less memory, more time: compute layers again in the backward pass; with --compile, keep less"
     ),
-    "mixed_precision": Setting(SWITCHES, "Products in bfloat16, on CUDA only"),
+    "mixed_precision": Setting(SWITCHES, "Products in bfloat16, on CUDA or a CPU with AVX512-BF16 or AMX"),
     "compile": Setting(SWITCHES, "Fuse the steps by torch.compile, on CUDA only: faster after a minute of preparation"),
     "seed": Setting(MACHINE, "Decides starting weights, validation split, order and augmentation", "N"),
     "device": Setting(MACHINE, "auto, cpu, cuda or cuda:N; auto takes CUDA if there is one", "DEVICE"),

@@ -280,8 +280,8 @@ def low_weight(weight: Tensor, x: Tensor, geometry: Geometry | None) -> Tensor:
 
 
 def _operand(tensor: Tensor) -> Tensor:
-    """Not every CPU multiplies in half precision, some stop at it: there the rounded numbers are multiplied in full."""
-    return tensor.float() if devices.kind(tensor) == "cpu" else tensor
+    """Where there are no products in half precision, the rounded numbers are multiplied in full."""
+    return tensor if devices.multiplies(tensor) else tensor.float()
 
 
 def product(x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:

@@ -304,7 +304,7 @@ class _CommonNoise(torch.autograd.Function):
 
 
 def _operands(mean: Tensor, var: Tensor | None, weight: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
-    """ν̄ and G as operands of a convolution of one place; in half precision on a GPU, where the inputs are."""
+    """ν̄ and G as operands of a convolution of one place; in half precision where inputs and products are."""
     kernel, padding, stride, pair = reading
     if pair is not None:
         var = ((pair[1] - mean) * (mean - pair[0])).clamp_min(0)
@@ -312,7 +312,7 @@ def _operands(mean: Tensor, var: Tensor | None, weight: Tensor, reading: Reading
     read = padded(var, padding)
     for one, walk in _one_axis_each(kernel, stride):
         read = strided_average(read, one, walk)
-    read = read.to(weight.dtype) if devices.kind(read) == "cpu" else read
+    read = read if devices.multiplies(read) else read.to(weight.dtype)
     return read, weight.to(read.dtype).reshape(*weight.shape, *(1 for _ in kernel))
 
 

@@ -229,10 +229,10 @@ class _GainOfAll(torch.autograd.Function):
 def _noise_of_inputs(units: Units, dtype: torch.dtype) -> tuple[Tensor | None, Tensor, Tensor | None]:
     """Variances of the inputs, `(N, inputs)`, behind them their means by channel where neighbours err together, and
     before them how near the places of a channel are to each other then, see `neighbours.matrix_of_pairs`."""
-    # On a GPU half precision stays what it is: it is a part of a variance, and what is kept for backward is half as
-    # much. On a CPU such products are slow, and some crash.
+    # Half precision stays what it is where there are products in it: this is a part of a variance, and what is kept for
+    # backward is half as much.
     var, known = units.doubt(), units.neighbours
-    stays = half.is_low(var) and devices.kind(var) != "cpu"
+    stays = half.is_low(var) and devices.multiplies(var)
     var = var if stays else var.to(dtype)
     if known is None or known.places is None:
         return None, var, None

@@ -9,6 +9,7 @@ import torch
 
 from bqn.reproduction import recipes
 from bqn.training import TrainConfig
+from bqn.training.surroundings import takes_mixed_precision
 
 
 @dataclass(frozen=True, order=True)
@@ -50,9 +51,10 @@ class Cell:
         return Path(out) / f"{self.name}.json"
 
     def config(self, device: str = "auto") -> TrainConfig:
-        """Its config on a device. Half precision and compilation are for a GPU; elsewhere they are left out."""
+        """Its config on a device. Compilation is for a GPU, half precision for what has it; else they are left out."""
         chosen = recipes.config(self.recipe, self.architecture, self.data, self.variant, self.seed)
         on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
         if on_cpu:
-            chosen = replace(chosen, mixed_precision=False, compile=False)
+            low = chosen.mixed_precision and takes_mixed_precision(torch.device("cpu"))
+            chosen = replace(chosen, mixed_precision=low, compile=False)
         return replace(chosen, device=device)

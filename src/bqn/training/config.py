@@ -90,7 +90,8 @@ class TrainConfig:
         gradients, in less memory and more time. Compiled steps then keep what plain ones do, which is less than the
         compiler would.
     mixed_precision : bool
-        Products in bfloat16 while training, on CUDA only. Head, KL and validation stay in float32.
+        Products in bfloat16 while training, on CUDA or on a CPU with instructions for them, AVX512-BF16 or AMX. Head,
+        KL and validation stay in float32.
     compile : bool
         Let torch.compile fuse what the recorded steps on CUDA do element by element: steps take half the time or less,
         and the first one a minute. Without effect where steps are not recorded.

@@ -30,7 +30,7 @@ from bqn.training.loop import Trainer
 from bqn.training.records import EpochRecord
 from bqn.training.replicas import Together, Told
 from bqn.training.run import Run
-from bqn.training.surroundings import as_here, surroundings
+from bqn.training.surroundings import as_here, surroundings, takes_mixed_precision
 from bqn.training.validation import validate
 
 MODES = ("map", "mc")
@@ -246,5 +246,5 @@ def _settings(run: Run, device: torch.device, epochs: int, learning_rate: float)
         patience=None,
         checkpoint_every=None,
         checkpoint_activations=config.checkpoint_activations and not hides,  # they could not be drawn twice alike
-        mixed_precision=config.mixed_precision and device.type == "cuda",
+        mixed_precision=config.mixed_precision and takes_mixed_precision(device),
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from bqn.propagate import devices
 from bqn.training.config import TrainConfig
 from bqn.training.distributed import own_device
 from bqn.training.errors import ConfigError
@@ -60,10 +61,16 @@ def find_device(config: TrainConfig) -> torch.device:
         if (device.index or 0) >= count:
             raise ConfigError(f"device: {config.device} is not there, torch sees {count} CUDA devices")
         return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-    for setting in ("mixed_precision", "compile"):
-        if getattr(config, setting):
-            raise ConfigError(f"{setting} needs a CUDA device, got {name}")
+    if config.compile:
+        raise ConfigError(f"compile needs a CUDA device, got {name}")
+    if config.mixed_precision and not takes_mixed_precision(device):
+        raise ConfigError(f"mixed_precision needs a CUDA device or a CPU with AVX512-BF16 or AMX, got {name} without")
     return device
+
+
+def takes_mixed_precision(device: torch.device) -> bool:
+    """Whether training in bfloat16 is faster there."""
+    return device.type == "cuda" or (device.type == "cpu" and devices.CPU_HAS_BFLOAT16)
 
 
 def as_here(config: TrainConfig, device: str | None = None) -> TrainConfig:
