@@ -61,12 +61,11 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", default=RUNS, metavar="MODEL:DATA:EPOCHS:SEEDS")
-    parser.add_argument("--device", default="cuda", help="cuda or cuda:N")
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=where, help="cuda, cuda:N, or cpu where that has products in bfloat16")
     parser.add_argument("--data-dir", type=Path, help="where the data sets lie")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("precision: this benchmark needs a CUDA device")
     rows: list[dict[str, Any]] = []
     for text in args.runs:
         model, data, epochs, seeds = text.split(":")

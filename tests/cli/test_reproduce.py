@@ -50,7 +50,8 @@ def test_another_recipe(bqn, monkeypatch):
     edited = {**recipes.RECIPES, "best": {"mlp": {**recipes.RECIPES["best"]["mlp"], "lam": 0.5}}}
     monkeypatch.setattr(recipes, "RECIPES", edited)
     assert "was made with lam" in bqn(*LINE).fails(1)
-    assert "0 runs are recorded, 2 are not" in bqn(*LINE, "--dry-run").out
+    assert "give --redo" in bqn(*LINE, "--dry-run").fails(1)  # as without: a plan that would be refused is none
+    assert "0 runs are recorded, 2 are not" in bqn(*LINE, "--dry-run", "--redo").out
     done = bqn(*LINE, "--redo", "--quiet")
     assert (done.code, done.err) == (0, "")
     assert json.loads(Path("results/mlp-digits/best/seed-0.json").read_text())["config"]["lam"] == 0.5
@@ -107,7 +108,7 @@ def test_what_is_recorded_of_table4_is_shown(bqn):
     shown = bqn("reproduce", "table4", "--recipe", "paper", "--out", kept)
     assert shown.code == 0
     assert "4.59" in shown.out
-    assert f"next: bqn reproduce page --out {kept}" in " ".join(shown.out.split())
+    assert f"next: bqn reproduce page --out {kept} --docs {kept}/docs" in " ".join(shown.out.split())
     (row, *_) = json.loads(bqn("reproduce", "table4", "--recipe", "paper", "--out", kept, "--json").out)["rows"]
     assert row["rmse"]["mean"] == pytest.approx(4.594, abs=1e-3)
 

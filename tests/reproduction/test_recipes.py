@@ -69,6 +69,11 @@ def test_unknown_variants(variant: str) -> None:
         recipes.config("best", "mlp", "mnist", variant)
 
 
+@pytest.mark.parametrize("network", paper.NETWORKS)
+def test_images_as_they_are(network: tuple[str, str]) -> None:
+    assert not recipes.config("best", *network, "no-shift").augmentation
+
+
 def test_bad_input() -> None:
     with pytest.raises(ConfigError, match="recipe must be one of paper, best"):
         recipes.config("worst", "mlp", "mnist")

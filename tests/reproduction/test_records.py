@@ -53,6 +53,7 @@ def test_difference_names_the_setting(put: Any, tmp_path: Path) -> None:
         ({"config": []}, "config must be an object"),
         ({"test": []}, "test must hold one object a mode"),
         ({"test": {"mc": 1}}, "test must hold one object a mode"),
+        ({"test": {"mc_distilled": 5}}, "test must hold one object a mode"),
         ({"test": {"mc": {"nll": "low"}}}, "test, mc, nll must be a number"),
         ({"validation": {"mc": {"nll": True}}}, "validation, mc, nll must be a number"),
         ({"test": {"mc": {"nll": float("nan")}}}, "NaN"),

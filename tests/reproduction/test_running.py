@@ -95,7 +95,7 @@ def test_another_recipe_is_an_error_unless_it_is_to_be_redone(tmp_path: Path, mo
     run(cells(1), **folders(tmp_path))
     edited = {**recipes.RECIPES, "best": {"mlp": {**recipes.RECIPES["best"]["mlp"], "lam": 0.5}}}
     monkeypatch.setattr(recipes, "RECIPES", edited)
-    with pytest.raises(RecordError, match=r"was made with lam .* not 0.5; redo it"):
+    with pytest.raises(RecordError, match=r"was made with lam .* not 0.5; give --redo"):
         run(cells(1), **folders(tmp_path))
     (document,) = run(cells(1), **folders(tmp_path), redo=True).values()
     assert document["config"]["lam"] == 0.5

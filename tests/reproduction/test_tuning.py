@@ -116,6 +116,12 @@ def test_damaged_records(out: Path, change: Any, message: str) -> None:
         tuning.section(out)
 
 
+def test_a_round_that_the_page_does_not_know(out: Path) -> None:
+    (out / "tuning/mlp-99.json").write_bytes((out / "tuning/mlp-1.json").read_bytes())
+    with pytest.raises(RecordError, match="the page does not know mlp-99"):
+        tuning.section(out)
+
+
 def test_a_record_is_missing(out: Path) -> None:
     (out / "tuning/cnn-1.json").unlink()
     with pytest.raises(RecordError, match=r"cnn-1\.json does not exist"):

@@ -118,7 +118,7 @@ def reproduce(
         return
     with settings_are_usage():
         cells = plan(target, recipe, seeds, models=_names(model), data=_names(data), ideas=_names(idea))
-    found, missing = sort_out(cells, out, device, redo or dry_run)
+    found, missing = sort_out(cells, out, device, redo)
     if dry_run:
         _tell_plan(planned(cells, found), len(found), len(missing), as_json)
         return
@@ -165,7 +165,8 @@ def _require_sense(context: typer.Context, target: str) -> None:
 
 def _where(records: Path, out: Path, on_page: bool = True) -> str:
     """Where records are, and the command that writes the page from them, if it has a place for them."""
-    option = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
+    # Pages of other records go to a folder of their own: in docs they would take the place of those that are there.
+    option = "" if out == Path("results") else f" --out {shlex.quote(str(out))} --docs {shlex.quote(str(out / 'docs'))}"
     return f"records are in {records}" + (f"; next: bqn reproduce page{option}" if on_page else "")
 
 

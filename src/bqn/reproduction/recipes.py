@@ -143,7 +143,7 @@ def _short(text: str, networks: tuple[tuple[str, str], ...] = paper.NETWORKS, **
 IDEAS: Mapping[str, Idea] = {
     "short": Idea("twenty epochs", _SHORT),
     "jensen": _short("the paper's bound instead of the tilted one", bound="jensen"),
-    "no-shift": _short("training images stay in place", shift=0, flip=False),
+    "no-shift": _short("training images stay as they are", shift=0, flip=False, turn=0.0, zoom=0.0, cutout=0),
     "xavier": _short("the paper's start, all weights nearly undecided", init="xavier"),
     "exponential": _short(
         "the paper's learning rate, 0.01 × 0.98 an epoch", learning_rate=1e-2, lr_schedule="exponential", lr_decay=0.98

@@ -144,9 +144,9 @@ def _check(document: Mapping[str, Any], cell: Cell, path: Path) -> None:
         if name in document:
             require_number(document[name], f"{path}: {name}")
     _check_curve(document, path)
-    _check_distilled(document, path)
     for part in ("test", "validation"):
         check_scores(document.get(part, {}), f"{path}: {part}")
+    _check_distilled(document, path)
     if "failed" not in document:
         judged = "test" if cell.judged_on_test else "validation"
         for part in {judged, *document.keys() & {"test", "validation"}}:
@@ -165,7 +165,7 @@ def _check_distilled(document: Mapping[str, Any], path: Path) -> None:
     for part in document.keys() & {"test", "validation"}:
         scores = document[part]
         for mode in DISTILLED_MODES:
-            if isinstance(scores, dict) and mode in scores and set(FIGURES) - set(scores[mode]):
+            if mode in scores and set(FIGURES) - set(scores[mode]):
                 raise RecordError(f"{path}: {part}, {mode} must have {', '.join(FIGURES)}")
 
 

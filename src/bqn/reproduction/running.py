@@ -105,7 +105,7 @@ def sort_out(
             missing.append(cell)
         elif differs:
             raise records.RecordError(
-                f"{cell.path(out)} was made with {differs}; redo it, choose another folder or remove it"
+                f"{cell.path(out)} was made with {differs}; give --redo to replace it, or another folder"
             )
         else:
             found[cell] = document

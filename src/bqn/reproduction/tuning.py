@@ -33,6 +33,9 @@ def section(out: Path) -> str:
     folder = out / "tuning"
     if not folder.is_dir():
         return ""
+    strangers = sorted({path.stem for path in folder.glob("*.json")} - set(_RECORDS))
+    if strangers:  # a round that nobody would see
+        raise RecordError(f"{folder}: the page does not know {', '.join(strangers)}; add them to its rounds")
     found = {name: read(folder / f"{name}.json") for name in _RECORDS}
     return f"{quoted(_quoted(found), out)}\n\n" + "\n\n".join(_tables(record) for record in found.values())
 
