@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bqn.reproduction import Cell, RecordError, plan, recipes, records, run
+from bqn.reproduction import Cell, RecordError, measuring, plan, recipes, records, run, running
 from bqn.reproduction.running import charged, groups, shares
 from bqn.training import ConfigError, DivergedError, EpochRecord, History, Run, TrainConfig, train
 
@@ -52,6 +52,26 @@ def test_a_stop_loses_nothing(tmp_path: Path) -> None:
         for cell, document in records.read_all(cells(2), place["out"]).items():
             assert document["test"] == straight[cell]["test"]
             assert document["curve"] == straight[cell]["curve"]
+
+
+def test_a_run_that_goes_on_with_other_code_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = {"code": "1" * 40, "code_changed": True}, {"code": "2" * 40}
+
+    def stop(_: Cell, record: EpochRecord) -> None:
+        if record.epoch == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "code", lambda: first)
+    with pytest.raises(KeyboardInterrupt):
+        run(cells(1), **folders(tmp_path), report=stop)
+    for module in (running, measuring):
+        monkeypatch.setattr(module, "code", lambda: second)
+    (document,) = run(cells(1), **folders(tmp_path)).values()
+    assert (document["code"], document["code_changed"], document["ended_by"]) == (*first.values(), second)
+    (other,) = run([Cell("mlp", "digits", "best", seed=7)], **folders(tmp_path)).values()
+    assert other["code"] == second["code"]
+    assert "ended_by" not in other
+    assert "code_changed" not in other
 
 
 def test_a_lost_record_is_made_again_from_the_weights(tmp_path: Path) -> None:

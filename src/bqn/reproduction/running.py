@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from bqn.training.surroundings import find_device
 TOGETHER = 10
 _FEWER = {"cifar10": 5}  # its networks fill a GPU sooner
 _SHARE = "share.json"
+_CODE = "code.json"
 
 Report = Callable[[Cell, EpochRecord], None]
 Done = Callable[[Cell, dict[str, Any]], None]
@@ -152,6 +153,8 @@ def _run_group(
 
     def tell(index: int, record: EpochRecord) -> None:
         worked.add(index)
+        if folders is not None and record.epoch == 1:
+            _keep(folders[index] / _CODE, code())
         if report is not None:
             report(group[index], record)
 
@@ -161,7 +164,8 @@ def _run_group(
     for index, cell in enumerate(group):
         if tick is not None:
             tick()
-        yield cell, describe(cell, runs[index], dataset, *shared[index], device, tick)
+        document = describe(cell, runs[index], dataset, *shared[index], device, tick)
+        yield cell, document if folders is None else _by_the_code_that_began(document, folders[index])
         if folders is not None and isinstance(runs[index], Run):
             # It is as large as the run and of no use any more; the best weights stay.
             RunFolder(folders[index]).checkpoint.unlink(missing_ok=True)
@@ -183,7 +187,9 @@ def shares(
     found = {index: Share(each, together) for index, each in zip(trained, seconds, strict=True)}
     for index, folder in enumerate(folders or ()):
         if index in found:
-            _keep(folder, found[index])  # judging may be interrupted, and then others are left to go on with
+            _keep(
+                folder / _SHARE, found[index]._asdict()
+            )  # judging may be interrupted, and then others are left to go on with
         else:
             found[index] = _kept(folder) or Share(charged([runs[index]], shared=False)[0], 1)
     return [found[index] for index in range(len(runs))]
@@ -203,19 +209,35 @@ def charged(runs: Sequence[Run | DivergedError], shared: bool) -> list[float]:
     return [whole * each / max(sum(epochs), 1) for each in epochs]
 
 
-def _keep(folder: Path, share: Share) -> None:
-    if folder.is_dir():
-        write_atomic(folder / _SHARE, json.dumps(share._asdict()).encode())
+def _keep(path: Path, facts: Mapping[str, Any]) -> None:
+    if path.parent.is_dir():
+        write_atomic(path, json.dumps(facts).encode())
 
 
 def _kept(folder: Path) -> Share | None:
     """The share that was put down when the run had just been trained; None if there is none."""
-    path = folder / _SHARE
     try:
-        found = parse_object(read_text(path), str(path))
+        found = _read(folder / _SHARE)
         return Share(float(found["seconds"]), int(found["together"]))
     except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is none of ours
         return None
+
+
+def _by_the_code_that_began(document: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The record of a run that was stopped and went on with other code: it names that which trained its first epoch,
+    and beside it that which finished and judged it."""
+    try:
+        began = _read(folder / _CODE)
+    except (OSError, ValueError):  # there is none, or it is none of ours
+        return document
+    if began == code() or not isinstance(began.get("code"), str):
+        return document
+    others = {name: value for name, value in document.items() if name not in code()}
+    return {**others, **{name: began[name] for name in ("code", "code_changed") if name in began}, "ended_by": code()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return parse_object(read_text(path), str(path))
 
 
 def _train(
