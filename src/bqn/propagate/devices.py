@@ -13,7 +13,7 @@ def _has_bfloat16() -> bool:
     """Whether this CPU has instructions for products in bfloat16, and torch the library that uses them."""
     if not torch.backends.mkldnn.is_available():
         return False
-    # torch had one private function a feature before it listed them all
+    # Private, but older than the public `get_capabilities`, which not every torch that we support has.
     asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, name, lambda: False)()) for name in asked)
 

@@ -187,9 +187,8 @@ def shares(
     found = {index: Share(each, together) for index, each in zip(trained, seconds, strict=True)}
     for index, folder in enumerate(folders or ()):
         if index in found:
-            _keep(
-                folder / _SHARE, found[index]._asdict()
-            )  # judging may be interrupted, and then others are left to go on with
+            # judging may be interrupted, and then others are left to go on with
+            _keep(folder / _SHARE, found[index]._asdict())
         else:
             found[index] = _kept(folder) or Share(charged([runs[index]], shared=False)[0], 1)
     return [found[index] for index in range(len(runs))]
