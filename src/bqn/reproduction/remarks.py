@@ -19,8 +19,8 @@ REMARKS: Mapping[tuple[str, str, str], str] = {
         "paper has 3.69 %. The cause is found: MNIST has hundreds of pixels that are nearly always dark, whose weights "
         "are one bias, and the mode rounds all of them the same way "
         "([method.md](method.md#weights-of-dark-pixels)). It needs Xavier's start: with ours and all else as in the "
-        "recipe, MAP has [[mlp-mnist/paper-signal validation map 0]] on validation examples, seed 0, where the recipe "
-        "has [[mlp-mnist/paper validation map 0]]. So the paper's network may well have begun with weights that were "
+        "recipe, MAP has [[mlp-mnist/paper-signal validation map mean]] on validation examples, where the recipe has "
+        "[[mlp-mnist/paper validation map mean]]. So the paper's network may well have begun with weights that were "
         "further decided than its text says."
     ),
     ("cnn", "fashion-mnist", "paper"): (
