@@ -20,7 +20,8 @@ setup(
         ),
         Extension(
             "bqn.propagate._cpu_kernels",
-            ["src/bqn/propagate/cpu_kernels.c"],
+            ["src/bqn/propagate/cpu_kernels.c", "src/bqn/propagate/cpu_cnn.c"],
+            depends=["src/bqn/propagate/cpu_math.h"],
             # Loops with a choice in them become vectors only if comparisons may not trap; a NaN stays a NaN. And ISO C
             # does not fuse products and sums unless told to, which takes a third off a polynomial.
             extra_compile_args=[*POSIX, "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]

@@ -58,8 +58,10 @@ def average(source: Convolution, shape: torch.Size, kernel: tuple[int, ...], str
     strided = products.Geometry(stride, tuple(0 for _ in stride), tuple(1 for _ in stride), 1)
     low = half.applies(strided, mean_of(x))
     dtype = half.working_dtype(mean_of(x)) if low else weight.dtype
-    inputs = x if low else half.raised(x, dtype)
     pair = x.level_values if isinstance(x, Categorical) and len(x.level_values) == 2 else None
+    inputs = x if low else half.raised(x, dtype)
+    if low and isinstance(x, Categorical) and pair is not None:
+        inputs = half.prepared(x, strided)
     rule = _Rule(kernel, geometry.padding, strided, pair)
 
     known = None if isinstance(x, Tensor) else x.neighbours

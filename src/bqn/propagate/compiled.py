@@ -7,7 +7,8 @@ they mean and which every other device, dtype and transform uses:
     tilt_and_kl        a posterior on two levels (`nn.Posterior`)
     moments            sums over inputs with weights of a constant square (`clt`)
     normalized_sign    batch norm and sign (`normalized_sign`)
-    common_noise       what sums over units gain that have their inputs in common (`units`)
+    common_noise       what sums over units gain that have their inputs in common (`units`), by mean slopes
+    noise_of_each      the same with slopes of each example, behind convolutions
     with_noise         a variance with that (`together`)
     tilted_likelihood  the bound on the log-likelihood of a softmax (`heads`)
 
@@ -19,13 +20,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from bqn.propagate import batch, cpu
+from bqn.propagate import batch, cpu, cpu_cnn
 from bqn.propagate.normalization import Normalization, coefficients, through_shared_statistics
 
 Gradients = tuple[Tensor | None, ...]
@@ -222,6 +223,85 @@ class _CommonNoise(Function):
             slope, outer, means, sizes, scaled, by_reaching @ inner.mT, by_squares, by_share
         )
         return by_outer, by_slope, by_inner, by_inputs, None, None
+
+
+class Noise(NamedTuple):
+    """The noise of the inputs that units have in common, see `units`.
+
+    Attributes
+    ----------
+    var : Tensor `(N, inputs)`, the variances
+    level : Tensor `(N, channels)` or None, their means by channel, where neighbours err together
+    near : Tensor `(places, places)` or None, how near the places of a channel are to each other then
+    pairs : Tensor `(units, channels)` or None, what the weights of the units make of pairs of places then
+    """
+
+    var: Tensor
+    level: Tensor | None
+    near: Tensor | None
+    pairs: Tensor | None
+
+
+def noise_of_each(outer: Tensor, slope: Tensor, inner: Tensor, noise: Noise) -> Tensor:
+    """What sums with weights `outer` over units gain, each example by its own slopes, see `units`: `(N, outputs)`.
+
+    As `units._Gain`, but what reaches the sums is kept for backward, and that is one product of four less. Products are
+    in the dtype of the variances.
+    """
+    result: Tensor = _NoiseOfEach.apply(outer, slope, inner, *noise)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _NoiseOfEach(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, outer: Tensor, slope: Tensor, inner: Tensor, var: Tensor, level: Tensor | None, near: Tensor | None,
+        pairs: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        low = inner.to(var.dtype)
+        square = inner.square().to(var.dtype)
+        scaled = (outer * slope.unsqueeze(-2)).to(var.dtype)
+        reaching = (scaled.flatten(0, 1) @ low).unflatten(0, scaled.shape[:2])
+        beside = None
+        if near is not None:
+            channels = reaching.unflatten(-1, (-1, near.shape[0]))
+            by_places = cpu_cnn.beside(channels, near) if cpu_cnn.pairs(channels, near) else channels.float() @ near
+            beside = by_places.flatten(-2)
+        wide, of_channels = var.float(), None if level is None else level.float()
+        own = (var @ square.mT).float()
+        if of_channels is not None and pairs is not None:
+            own = own.addmm_(of_channels, pairs.mT)
+        ctx.save_for_backward(
+            outer, slope, inner, low, square, var, wide, of_channels, pairs, scaled, reaching, beside, own
+        )  # fmt: skip
+        whole = cpu_cnn.noise_reaching(reaching, wide, beside, of_channels)
+        return whole.addmm_(slope.square() * own, outer.square().mT, alpha=-1)
+
+    @staticmethod
+    @_in_full_precision
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        _require_once()
+        outer, slope, inner, low, square, var, wide, level, pairs, scaled, reaching, beside, own = ctx.saved_tensors
+        grad = grad.contiguous()
+        # what reaches a sum as a whole
+        by_reaching, by_var, by_level = cpu_cnn.noise_reaching_backward(grad, reaching, wide, beside, level)
+        rows = by_reaching.flatten(0, 1)
+        by_scaled = (rows @ low.mT).float().unflatten(0, reaching.shape[:2])
+        by_outer, by_slope = (by_scaled * slope.unsqueeze(-2)).sum(0), (by_scaled * outer).sum(-2)
+        by_inner = scaled.flatten(0, 1).mT @ rows
+        # less what each unit passes on by itself
+        by_unit = grad @ outer.square()
+        by_outer -= 2 * outer * (grad.mT @ (slope.square() * own))
+        by_slope -= 2 * slope * own * by_unit
+        by_own = -slope.square() * by_unit
+        lower = by_own.to(var.dtype)
+        by_inner = cpu_cnn.through_square(by_inner, lower.mT @ var, inner)
+        by_var += lower @ square
+        by_pairs = None
+        if by_level is not None:
+            by_level.addmm_(by_own, pairs)
+            by_level, by_pairs = by_level.to(var.dtype), by_own.mT @ level
+        return by_outer, by_slope, by_inner, by_var.to(var.dtype), by_level, None, by_pairs
 
 
 def with_noise(var: Tensor, noise: Tensor, share: float) -> Tensor:

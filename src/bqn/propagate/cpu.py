@@ -39,6 +39,18 @@ _ARGUMENTS = {
     "bqn_with_noise_backward": [_POINTER] * 2 + [_FLOAT] + [_POINTER] * 3 + [_COUNT],
     "bqn_mean_slopes": [_POINTER] * 7 + [_COUNT] * 3,
     "bqn_mean_slopes_backward": [_POINTER] * 10 + [_COUNT] * 3,
+    # those of `cpu_cnn`
+    "bqn_window_means": [_POINTER] * 3 + [_COUNT] * 8,
+    "bqn_noise_reaching": [_POINTER, _COUNT] + [_POINTER] * 5 + [_COUNT] * 4,
+    "bqn_noise_reaching_backward": [_POINTER] * 2 + [_COUNT] + [_POINTER] * 7 + [_COUNT] * 4,
+    "bqn_beside": [_POINTER, _COUNT] + [_POINTER] * 3 + [_COUNT] * 2,
+    "bqn_over_pairs": [_POINTER] * 3 + [_COUNT] * 2,
+    "bqn_low_weights": [_POINTER, _FLOAT] + [_POINTER] * 2 + [_COUNT],
+    "bqn_through_square": [_POINTER] * 2 + [_COUNT, _FLOAT] + [_POINTER] * 2 + [_COUNT],
+    "bqn_low_statistics": [_POINTER] * 2 + [_COUNT] * 3 + [_POINTER] * 3,
+    "bqn_low_sign": [_POINTER] * 2 + [_COUNT] + [_POINTER] * 3 + [_COUNT] * 3,
+    "bqn_low_sign_flow": [_POINTER] * 7 + [_COUNT] * 3,
+    "bqn_low_sign_gradients": [_POINTER] * 9 + [_COUNT] * 4,
 }
 _RESULTS = {"bqn_tilted_likelihood": _COUNT}
 
@@ -61,19 +73,26 @@ _library = _load()
 MOST_LEVELS = 16  # of `moments_and_kl`
 
 
-def usable(*tensors: Tensor | None) -> bool:
-    """Whether the compiled passes take these tensors: float32, contiguous, of a CPU, and free to be looked at.
+def usable(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether the compiled passes take these tensors: float32, contiguous, of a CPU, and free to be looked at."""
+    known = [tensor for tensor in tensors if tensor is not None]
+    return available(*known) and all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in known)
+
+
+def available(*tensors: Tensor) -> bool:
+    """Whether there are compiled passes and they can read the memory of these tensors.
 
     Not under autocast, which would hand them products in half precision.
     """
     if _library is None or not in_plain_torch() or torch.is_autocast_enabled("cpu"):
         return False
-    return all(tensor is None or _plain(tensor) for tensor in tensors)
+    return all(tensor.is_cpu and not tensor.is_neg() for tensor in tensors)
 
 
-def _plain(tensor: Tensor) -> bool:
-    """Whether the memory of a tensor is its values in float32, one after the other."""
-    return tensor.is_cpu and tensor.dtype == torch.float32 and tensor.is_contiguous() and not tensor.is_neg()
+def library() -> ctypes.CDLL:
+    """The passes themselves, for who has asked whether they can be used."""
+    assert _library is not None
+    return _library
 
 
 class _Scratch(threading.local):
@@ -85,14 +104,15 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def _work(numbers: int) -> int:
+def work(numbers: int) -> int:
     """Where there is room for so many numbers in float64."""
     if _scratch.memory.numel() < numbers:
         _scratch.memory = torch.empty(2 * numbers, dtype=torch.float64, device="cpu")  # whatever the default is
     return _scratch.memory.data_ptr()
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
+def pointer(tensor: Tensor | None) -> int | None:
+    """Where the numbers of a tensor lie."""
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -112,7 +132,7 @@ def tilt_and_kl_backward(
     assert _library is not None
     grad = torch.empty_like(logits)
     _library.bqn_tilt_and_kl_backward(
-        *map(_pointer, (logits, tilt, grad_tilt, grad_noise)), grad_kl, grad.data_ptr(), tilt.numel()
+        *map(pointer, (logits, tilt, grad_tilt, grad_noise)), grad_kl, grad.data_ptr(), tilt.numel()
     )
     return grad
 
@@ -136,7 +156,7 @@ def moments_and_kl_backward(
     assert _library is not None
     grad = torch.empty_like(logits)
     _library.bqn_moments_and_kl_backward(
-        *map(_pointer, (logits, levels, log_prior)), len(levels), *map(_pointer, (grad_mean, grad_var)), grad_kl,
+        *map(pointer, (logits, levels, log_prior)), len(levels), *map(pointer, (grad_mean, grad_var)), grad_kl,
         grad.data_ptr(), logits.numel() // len(levels),
     )  # fmt: skip
     return grad
@@ -147,7 +167,7 @@ def best_tilt(mean: Tensor, var: Tensor) -> Tensor:
     assert _library is not None
     rows, classes = mean.shape
     out = torch.empty_like(mean)
-    _library.bqn_best_tilt(mean.data_ptr(), var.data_ptr(), out.data_ptr(), _work(5 * classes), rows, classes)
+    _library.bqn_best_tilt(mean.data_ptr(), var.data_ptr(), out.data_ptr(), work(5 * classes), rows, classes)
     return out
 
 
@@ -158,8 +178,8 @@ def tilted_likelihood(mean: Tensor, var: Tensor, log_scale: Tensor, labels: Tens
     value, by_mean, by_var = mean.new_empty(rows), torch.empty_like(mean), torch.empty_like(var)
     by_scale = torch.empty_like(value)
     done = _library.bqn_tilted_likelihood(
-        *map(_pointer, (mean, var, log_scale, labels)), _work(6 * classes),
-        *map(_pointer, (value, by_mean, by_var, by_scale)), rows, classes,
+        *map(pointer, (mean, var, log_scale, labels)), work(6 * classes),
+        *map(pointer, (value, by_mean, by_var, by_scale)), rows, classes,
     )  # fmt: skip
     if done < rows:
         raise IndexError(f"y must hold labels from 0 to {classes - 1}, got {int(labels[done])}")
@@ -179,7 +199,7 @@ def statistics(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     centre = mean.new_empty(channels)
     total = torch.empty_like(centre)
     _library.bqn_statistics(
-        mean.data_ptr(), var.data_ptr(), *_sizes(mean), _work(3 * channels), centre.data_ptr(), total.data_ptr()
+        mean.data_ptr(), var.data_ptr(), *_sizes(mean), work(3 * channels), centre.data_ptr(), total.data_ptr()
     )
     return centre, total
 
@@ -192,7 +212,7 @@ def normalized_sign(mean: Tensor, var: Tensor, channels: Channels, with_slope: b
     assert _library is not None
     out, slope = torch.empty_like(mean), torch.empty_like(mean) if with_slope else None
     _library.bqn_normalized_sign(
-        *map(_pointer, (mean, var, *channels)), _work(mean.shape[1]), out.data_ptr(), _pointer(slope), *_sizes(mean)
+        *map(pointer, (mean, var, *channels)), work(mean.shape[1]), out.data_ptr(), pointer(slope), *_sizes(mean)
     )
     return out, slope
 
@@ -207,8 +227,8 @@ def normalized_sign_backward(
     pull = torch.empty_like(centre)
     by_weight, by_bias = (None if tensor is None else torch.empty_like(tensor) for tensor in (weight, bias))
     _library.bqn_normalized_sign_backward(
-        *map(_pointer, (grad, by_slope, mean, var, *channels)), _work(3 * centre.numel()), count,
-        *map(_pointer, (grad_mean, grad_var, pull, by_weight, by_bias)), *_sizes(mean),
+        *map(pointer, (grad, by_slope, mean, var, *channels)), work(3 * centre.numel()), count,
+        *map(pointer, (grad_mean, grad_var, pull, by_weight, by_bias)), *_sizes(mean),
     )  # fmt: skip
     return grad_mean, grad_var, pull, by_weight, by_bias
 
@@ -220,7 +240,7 @@ def centred_squares(
     assert _library is not None
     squares, total = torch.empty_like(x), None if square is None else x.new_empty(x.shape[0], 1)
     _library.bqn_centred_squares(
-        x.data_ptr(), _pointer(centre), square or 0.0, scale, squares.data_ptr(), _pointer(total), *x.shape
+        x.data_ptr(), pointer(centre), square or 0.0, scale, squares.data_ptr(), pointer(total), *x.shape
     )
     return squares, total
 
@@ -232,7 +252,7 @@ def centred_squares_backward(
     assert _library is not None
     by_centre = None if centre is None else torch.empty_like(centre)
     _library.bqn_centred_squares_backward(
-        *map(_pointer, (x, centre, by_squares, by_total)), scale, by_x.data_ptr(), _pointer(by_centre), *x.shape
+        *map(pointer, (x, centre, by_squares, by_total)), scale, by_x.data_ptr(), pointer(by_centre), *x.shape
     )
     return by_centre
 
@@ -295,7 +315,7 @@ def mean_slopes_backward(
     rows, units = slope.shape
     by_slope = torch.empty_like(slope)
     _library.bqn_mean_slopes_backward(
-        *map(_pointer, (slope, outer, means, sizes, scaled, by_squares, by_share)), _work(units), by_scaled.data_ptr(),
+        *map(pointer, (slope, outer, means, sizes, scaled, by_squares, by_share)), work(units), by_scaled.data_ptr(),
         by_slope.data_ptr(), rows, units, outer.shape[0],
     )  # fmt: skip
     return by_scaled, by_slope

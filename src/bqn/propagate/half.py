@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian
-from bqn.propagate import devices
+from bqn.propagate import cpu, cpu_cnn, devices
 from bqn.propagate.products import Geometry, per_unit
 from bqn.propagate.windows import over_places, padded
 
@@ -155,10 +155,11 @@ class _HalfMoments(torch.autograd.Function):
             from bqn.propagate import half_kernels
 
             return half_kernels.forward(x, weight, centre, weight_square, input_square, geometry)
-        noise = weight_square - weight.square()
-        mean = product(x, low_weight(weight, x, geometry), geometry)
-        var = product(_noise_input(x, centre, geometry), low_weight(noise, x, geometry), geometry)
+        low, low_noise = _low_weights(weight, weight_square, x, geometry)
+        mean = product(x, low, geometry)
+        var = product(_noise_input(x, centre, geometry), low_noise, geometry)
         if centre is not None and geometry is not None:
+            noise = weight_square - weight.square()
             constant = (noise * square_of_centre(centre)).flatten(1).sum(-1)
             var = var + constant.reshape(-1, 1, 1).to(var.dtype)
         if input_square is not None:
@@ -180,14 +181,13 @@ class _HalfMoments(torch.autograd.Function):
             return *half_kernels.backward(
                 grad_mean, grad_var, x, weight, centre, weight_square, input_square, geometry, ctx.needs_input_grad[0]
             ), None, None, None  # fmt: skip
-        noise = weight_square - weight.square()
         need = ctx.needs_input_grad
-        grad_x, grad_weight = transposed(grad_mean, x, low_weight(weight, x, geometry), geometry, need[0])
-        noise_input = _noise_input(x, centre, geometry)
-        grad_noise, by_noise = transposed(grad_var, noise_input, low_weight(noise, x, geometry), geometry, need[0])
-        by_noise = by_noise.float()
+        low, low_noise = _low_weights(weight, weight_square, x, geometry)
+        grad_x, grad_weight = transposed(grad_mean, x, low, geometry, need[0])
+        grad_noise, by_noise = transposed(grad_var, _noise_input(x, centre, geometry), low_noise, geometry, need[0])
         grad_centre = shared = None
         if centre is not None and geometry is not None:
+            noise, by_noise = weight_square - weight.square(), by_noise.float()
             per_unit = grad_var.sum((0, 2, 3), dtype=torch.float32).reshape(-1, 1, 1, 1)
             by_noise = by_noise + per_unit * square_of_centre(centre)
             shared = (per_unit * noise).sum(0)
@@ -204,8 +204,21 @@ class _HalfMoments(torch.autograd.Function):
                 doubt = spread_over_inputs(per_row, x, weight, geometry).to(x.dtype)
                 pull = pull - (2 * weight_square) * doubt * x
             grad_x = grad_x + pull
-        grad_weight = grad_weight.float() - 2 * weight * by_noise
-        return grad_x, grad_weight, grad_centre, None, None, None
+        if _rounds_weights(weight, x, geometry):
+            return grad_x, cpu_cnn.through_square(grad_weight, by_noise, weight, -2.0), grad_centre, None, None, None
+        return grad_x, grad_weight.float() - 2 * weight * by_noise.float(), grad_centre, None, None, None
+
+
+def _low_weights(weight: Tensor, square: float, x: Tensor, geometry: Geometry | None) -> tuple[Tensor, Tensor]:
+    """Means of weights of this square and their variances, as operands for `x`."""
+    if _rounds_weights(weight, x, geometry):
+        return cpu_cnn.low_weights(weight, square)
+    return low_weight(weight, x, geometry), low_weight(square - weight.square(), x, geometry)
+
+
+def _rounds_weights(weight: Tensor, x: Tensor, geometry: Geometry | None) -> bool:
+    """Whether both are formed in one pass: for a matrix, which is large, in bfloat16 on a CPU."""
+    return geometry is None and x.dtype == torch.bfloat16 and cpu.usable(weight)
 
 
 def middle_of(centre: Tensor, geometry: Geometry | None) -> Tensor:

@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bqn.propagate import batch, devices
+from bqn.propagate import batch, cpu_cnn, devices
 from bqn.propagate.pooling import strided_average
 from bqn.propagate.windows import padded, windows
 
@@ -216,7 +216,7 @@ class _OverPairs(torch.autograd.Function):
 
     @staticmethod
     def forward(weight: Tensor, near: Tensor) -> Tensor:
-        return over_pairs(weight, near)
+        return cpu_cnn.over_pairs(weight, near) if _compiled(weight, near) else over_pairs(weight, near)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -225,7 +225,14 @@ class _OverPairs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
         weight, near = ctx.saved_tensors
+        if _compiled(weight, near):
+            return cpu_cnn.beside(weight, near, 2 * grads[0].contiguous()), None
         return 2 * grads[0].unsqueeze(-1) * beside(weight, near), None
+
+
+def _compiled(weight: Tensor, near: Tensor) -> bool:
+    """Whether `cpu_cnn` does it: on a CPU, for so many places that it pays."""
+    return near.shape[0] > _FEW_PLACES and weight.dtype == near.dtype and cpu_cnn.pairs(weight, near)
 
 
 def inside(correlation: Tensor, sizes: tuple[int, ...], kernel: tuple[int, ...], geometry: Geometry) -> Tensor:

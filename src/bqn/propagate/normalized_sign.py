@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from bqn.checks import may_read_values
-from bqn.propagate import batch, compiled, cpu
+from bqn.propagate import batch, compiled, cpu, cpu_cnn
 from bqn.propagate.half import working_dtype
 from bqn.propagate.normalization import Normalization, coefficients, column, through_shared_statistics
 
@@ -61,6 +61,8 @@ def statistics(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         return kernels.statistics(mean, var)
     if cpu.usable(mean, var) and mean.numel():
         return cpu.statistics(mean, var)
+    if mean.dtype == torch.bfloat16 and cpu_cnn.signs(mean, var):
+        return cpu_cnn.statistics(mean, var)
     others = [dim for dim in range(mean.dim()) if dim != 1]
     wide = mean.dtype if mean.dtype == torch.float64 else torch.float32
     scatter, centre = torch.var_mean(mean.to(wide), others, correction=0)
@@ -103,6 +105,8 @@ class _NormalizedSign(torch.autograd.Function):
             from bqn.propagate import normalized_sign_kernels as kernels
 
             return kernels.forward(mean, var, sign, offset - sign * centre, working_dtype(mean))
+        if working_dtype(mean) == torch.bfloat16 and cpu_cnn.signs(mean, var):
+            return cpu_cnn.sign(mean, var, sign, offset - sign * centre)
         result = torch.erf(_score(mean, var, sign, offset - sign * centre) * _ROOT_HALF)
         return result if result.dtype == working_dtype(mean) else result.to(working_dtype(mean))
 
@@ -127,6 +131,8 @@ class _NormalizedSign(torch.autograd.Function):
             from bqn.propagate import normalized_sign_kernels as kernels
 
             backward = kernels.backward
+        elif mean.dtype == torch.bfloat16 and ctx.dtype != torch.float16 and cpu_cnn.signs(mean, var):
+            backward = cpu_cnn.sign_backward
         else:
             backward = _backward
         grad_mean, grad_var, pull = backward(grad, mean, var, sign, offset, shift, centre, total, count, ctx.dtype)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Categorical, Gaussian
-from bqn.propagate import devices
+from bqn.propagate import cpu_cnn, devices
 from bqn.propagate.fourier import tree_product
 
 _FEW = 9  # places of a tile
@@ -39,8 +39,11 @@ def running_average(x: Tensor, kernel: tuple[int, ...]) -> Tensor:
 def strided_average(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
     """The mean over the window that begins at each position that a stride comes to, `(N, C, *in)` to `(N, C, *out)`.
 
-    On a CPU the shifted images are added up, many times as fast as the pooling of torch.
+    On a CPU the shifted images are added up, many times as fast as the pooling of torch; in bfloat16 they are added up
+    in float32 and rounded once.
     """
+    if cpu_cnn.averages(x, len(kernel)) and not (x.requires_grad and torch.is_grad_enabled()):
+        return cpu_cnn.window_means(x, kernel, stride)
     if devices.kind(x) != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return _average(x, kernel, stride)
     result = x

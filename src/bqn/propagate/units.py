@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 MOST_OUTPUTS = 32
 # Numbers that are formed at once for a part of the batch.
 _AT_ONCE = 2**22
+# Numbers that are kept for backward where that spares a product.
+_KEPT_AT_MOST = 2**24
+_PRODUCTS = (torch.float32, torch.bfloat16)  # what a CPU multiplies fast, and its compiled passes read
 _SURE = 1 - 1e-6  # a unit that leans further has no slope
 
 
@@ -181,6 +184,8 @@ def common_noise(units: Units, weight: Tensor) -> Tensor | None:
     if units.from_batch and near is None:
         return _by_mean_slopes(weight, slope, units.weight, var)
     pairs = None if near is None else neighbours.over_learned_pairs(_by_channel(units.weight, near), near)
+    if _kept(weight, slope, units.weight, near, pairs, var, level):
+        return compiled.noise_of_each(weight, slope, units.weight, compiled.Noise(var, level, near, pairs))
     noise: Tensor = _Gain.apply(weight, slope, units.weight, near, pairs, var, level)  # type: ignore[no-untyped-call]
     return noise
 
@@ -191,6 +196,16 @@ def _compiled(units: Units, read: Pair, weight: Tensor, slope: Tensor) -> bool:
     if not (units.from_batch and apart) or batch.current_share() is not None:
         return False
     return cpu.usable(weight, slope, units.weight, read.mean)
+
+
+def _kept(
+    outer: Tensor, slope: Tensor, inner: Tensor, near: Tensor | None, pairs: Tensor | None, var: Tensor,
+    level: Tensor | None,
+) -> bool:  # fmt: skip
+    """Whether `compiled.noise_of_each` does it: on a CPU, where what reaches all sums is not too much to keep."""
+    few = slope.shape[0] * outer.shape[0] * inner.shape[1] <= _KEPT_AT_MOST
+    whole = cpu.usable(outer, slope, inner, near, pairs)
+    return few and whole and all(cpu.usable(each, dtype=var.dtype) for each in (var, level)) and var.dtype in _PRODUCTS
 
 
 def _by_mean_slopes(outer: Tensor, slope: Tensor, inner: Tensor, var: Tensor) -> Tensor:
