@@ -54,6 +54,31 @@ def test_window_means_of_signals_and_what_torch_does_instead(monkeypatch: pytest
     assert running_average(x[:0], (3,)).shape == (0, 3, 19)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"),
+    [((2, 2), (1, 1), (0, 0)), ((6, 6), (2, 2), (2, 2)), ((3, 5), (2, 1), (1, 2)), ((4, 4), (3, 3), (0, 1))],
+)
+def test_their_gradient(
+    layout: torch.memory_format, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]
+) -> None:
+    x = torch.zeros(3, 5, 9, 10, dtype=torch.float64, requires_grad=True)
+    out = F.avg_pool2d(F.pad(x, [padding[1]] * 2 + [padding[0]] * 2), kernel, stride)
+    grad = images(*out.shape, layout=layout)
+    (wanted,) = torch.autograd.grad(out, x, grad.double())
+    found = cpu_cnn.window_means_backward(grad, (9, 10), kernel, stride, padding)
+    assert_close(found, wanted.to(LOW), rtol=2**-7, atol=1e-6)
+    assert found.is_contiguous(memory_format=layout)
+
+
+def test_their_gradient_by_signals() -> None:
+    x = torch.zeros(3, 5, 9, dtype=torch.float64, requires_grad=True)
+    out = F.avg_pool1d(F.pad(x, [2, 2]), 4, 2)
+    grad = images(*out.shape)
+    (wanted,) = torch.autograd.grad(out, x, grad.double())
+    assert_close(cpu_cnn.window_means_backward(grad, (9,), (4,), (2,), (2,)), wanted.to(LOW), rtol=2**-7, atol=1e-6)
+
+
 def test_rounding_is_that_of_torch() -> None:
     numbers = torch.randn(100_000) * torch.logspace(-38, 38, 100_000)
     halves = torch.arange(-300, 300).float() / 256 + 1  # as near to two numbers in bfloat16

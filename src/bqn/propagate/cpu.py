@@ -41,6 +41,7 @@ _ARGUMENTS = {
     "bqn_mean_slopes_backward": [_POINTER] * 10 + [_COUNT] * 3,
     # those of `cpu_cnn`
     "bqn_window_means": [_POINTER] * 3 + [_COUNT] * 8,
+    "bqn_window_means_backward": [_POINTER] * 3 + [_COUNT] * 10,
     "bqn_noise_reaching": [_POINTER, _COUNT] + [_POINTER] * 5 + [_COUNT] * 4,
     "bqn_noise_reaching_backward": [_POINTER] * 2 + [_COUNT] + [_POINTER] * 7 + [_COUNT] * 4,
     "bqn_beside": [_POINTER, _COUNT] + [_POINTER] * 3 + [_COUNT] * 2,

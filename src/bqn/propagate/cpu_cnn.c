@@ -44,6 +44,36 @@ EXPORT CLONES void bqn_window_means(const uint16_t *x, uint16_t *out, float *row
     }
 }
 
+/* The gradient of such means by an image with `top` and `left` zeros around it, (outer, height, width, inner) in memory, from
+ * that by the means, (outer, rows, columns, inner). `image` holds one image in float32 and a row of it. */
+EXPORT CLONES void bqn_window_means_backward(const uint16_t *grad, uint16_t *out, float *image, int64_t outer, int64_t height,
+                                             int64_t width, int64_t inner, int64_t tall, int64_t wide, int64_t down,
+                                             int64_t right, int64_t top, int64_t left)
+{
+    int64_t rows = (height + 2 * top - tall) / down + 1, columns = (width + 2 * left - wide) / right + 1;
+    int64_t length = width * inner;
+    float each = 1.0f / (float)(tall * wide), *row = image + height * length;
+    for (int64_t n = 0; n < outer; n++, out += height * length) {
+        memset(image, 0, (size_t)(height * length) * sizeof *image);
+        for (int64_t y = 0; y < rows; y++) {
+            memset(row, 0, (size_t)length * sizeof *row);
+            for (int64_t c = 0; c < columns; c++, grad += inner) {
+                int64_t begin = c * right - left, end = begin + wide;
+                for (int64_t x = begin < 0 ? 0 : begin; x < end && x < width; x++)
+#pragma omp simd
+                    for (int64_t i = 0; i < inner; i++)
+                        row[x * inner + i] += widened(grad[i]);
+            }
+            int64_t begin = y * down - top, end = begin + tall;
+            for (int64_t k = begin < 0 ? 0 : begin; k < end && k < height; k++)
+#pragma omp simd
+                for (int64_t i = 0; i < length; i++)
+                    image[k * length + i] += row[i];
+        }
+        round_all(image, each, out, height * length);
+    }
+}
+
 /* What reaches sums, in bfloat16 or in float32. */
 static INLINE inline float read_at(const void *numbers, int low, int64_t i)
 {

@@ -19,7 +19,7 @@ _MOST_PLACES = 4 * _BLOCK
 
 
 def averages(x: Tensor, dimensions: int) -> bool:
-    """Whether `window_means` takes these images."""
+    """Whether `window_means` takes these images, and `window_means_backward` these gradients."""
     spatial = dimensions in (1, 2) and x.dim() == dimensions + 2 and x.numel() > 0
     return spatial and x.dtype == _LOW and cpu.available(x) and _dense(x)
 
@@ -34,12 +34,26 @@ def window_means(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) ->
     sizes = [(size - window) // step + 1 for size, window, step in zip(x.shape[2:], kernel, stride, strict=True)]
     layout = torch.channels_last if innermost > 1 else torch.contiguous_format
     out = torch.empty((*x.shape[:2], *sizes), dtype=x.dtype, device=x.device, memory_format=layout)
-    two = [(1, *numbers)[-2:] for numbers in (x.shape[2:], kernel, stride)]
-    (height, width), window, step = two
+    (height, width), window, step = ((1, *numbers)[-2:] for numbers in (x.shape[2:], kernel, stride))
     outer = math.prod(x.shape[:2]) // innermost
     cpu.library().bqn_window_means(
         x.data_ptr(), out.data_ptr(), work(width * innermost), outer, height, width, innermost, *window, *step
     )
+    return out
+
+
+def window_means_backward(
+    grad: Tensor, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]
+) -> Tensor:
+    """The gradient of the means over windows of a padded image, by the image without its padding, `(N, C, *sizes)`."""
+    innermost = grad.shape[1] if not grad.is_contiguous() else 1
+    layout = torch.channels_last if innermost > 1 else torch.contiguous_format
+    out = torch.empty((*grad.shape[:2], *sizes), dtype=grad.dtype, device=grad.device, memory_format=layout)
+    (height, width), window, step = ((1, *numbers)[-2:] for numbers in (sizes, kernel, stride))
+    cpu.library().bqn_window_means_backward(
+        grad.data_ptr(), out.data_ptr(), work((height + 1) * width * innermost),
+        math.prod(grad.shape[:2]) // innermost, height, width, innermost, *window, *step, *(0, *padding)[-2:],
+    )  # fmt: skip
     return out
 
 

@@ -303,7 +303,7 @@ class _CommonNoise(torch.autograd.Function):
             grads[0].to(read.dtype), read, places, None, ones, still, ones, False, still, ctx.groups,
             [True, True, False],
         )  # fmt: skip
-        spread = _spread(by_read, tuple(mean.shape[2:]), ctx.reading).to(mean.dtype)
+        spread = _spread(by_read, mean, ctx.reading).to(mean.dtype)
         by_weight = by_weight.reshape(weight.shape).to(weight.dtype)
         if ctx.reading.pair is None:
             return None, spread, by_weight, None, None
@@ -316,16 +316,29 @@ def _operands(mean: Tensor, var: Tensor | None, weight: Tensor, reading: Reading
     if pair is not None:
         var = ((pair[1] - mean) * (mean - pair[0])).clamp_min(0)
     assert var is not None
-    read = padded(var, padding)
-    for one, walk in _one_axis_each(kernel, stride):
-        read = strided_average(read, one, walk)
+    if _reads_all(var, reading):
+        read = var.mean(tuple(range(2, var.dim())), keepdim=True)
+    else:
+        read = padded(var, padding)
+        for one, walk in _one_axis_each(kernel, stride):
+            read = strided_average(read, one, walk)
     read = read if devices.multiplies(read) else read.to(weight.dtype)
     return read, weight.to(read.dtype).reshape(*weight.shape, *(1 for _ in kernel))
 
 
-def _spread(grad: Tensor, sizes: tuple[int, ...], reading: Reading) -> Tensor:
+def _reads_all(image: Tensor, reading: Reading) -> bool:
+    """Whether there is one window, which is the whole image, as of a layer behind `Flatten`."""
+    return reading.kernel == tuple(image.shape[2:]) and not any(reading.padding)
+
+
+def _spread(grad: Tensor, like: Tensor, reading: Reading) -> Tensor:
     """The gradient by the variances from that by what the windows read of them."""
     kernel, padding, stride, _ = reading
+    sizes = tuple(like.shape[2:])
+    if _reads_all(like, reading):
+        return (grad / math.prod(kernel)).expand(like.shape)
+    if cpu_cnn.averages(grad, len(kernel)):
+        return cpu_cnn.window_means_backward(grad, sizes, kernel, stride, padding)
     for axis, step in enumerate(stride, 2):
         grad = _spaced(grad, axis, step)
     known = zip(sizes, grad.shape[2:], padding, kernel, strict=True)
