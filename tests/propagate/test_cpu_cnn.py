@@ -1,7 +1,7 @@
 """The compiled passes of convolutional networks on a CPU against float64 and against plain torch."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -22,8 +22,25 @@ def images(*shape: int, layout: torch.memory_format = torch.contiguous_format) -
     return torch.randn(shape).to(LOW, memory_format=layout)
 
 
-def test_they_were_built() -> None:
-    assert cpu_cnn.averages(images(1, 2, 3, 3), 2)
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    """As inside a function with a gradient of its own, where these passes are made."""
+    with torch.no_grad():
+        yield
+
+
+def test_they_were_built_and_what_they_do_not_take() -> None:
+    image = images(1, 2, 3, 3)
+    assert cpu_cnn.averages(image, (2, 2))
+    assert not cpu_cnn.averages(image, (2, 2, 2))
+    assert not cpu_cnn.averages(image.float(), (2, 2))
+    assert not cpu_cnn.averages(image.transpose(1, 2), (2, 2))
+    with torch.enable_grad():  # a gradient may be asked for, of a backward pass too
+        assert not cpu_cnn.averages(image, (2, 2))
+        assert not cpu_cnn.rounds(torch.zeros(3))
+        assert not cpu_cnn.pairs(torch.zeros(2, 49), torch.zeros(49, 49))
+    with pytest.raises(ValueError, match="does not fit"):
+        cpu_cnn.window_means(image, (4, 1), (2, 1))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -49,7 +66,8 @@ def test_window_means_of_signals_and_what_torch_does_instead(monkeypatch: pytest
     turned = x.mT.contiguous().mT
     assert_close(strided_average(turned, (5,), (2,)), F.avg_pool1d(x, 5, 2))  # in another layout
     learned = x.clone().requires_grad_()
-    running_average(learned, (3,)).sum().backward()  # a gradient is asked for
+    with torch.enable_grad():
+        running_average(learned, (3,)).sum().backward()  # a gradient is asked for
     assert learned.grad is not None
     assert running_average(x[:0], (3,)).shape == (0, 3, 19)
 
@@ -63,7 +81,8 @@ def test_their_gradient(
     layout: torch.memory_format, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]
 ) -> None:
     x = torch.zeros(3, 5, 9, 10, dtype=torch.float64, requires_grad=True)
-    out = F.avg_pool2d(F.pad(x, [padding[1]] * 2 + [padding[0]] * 2), kernel, stride)
+    with torch.enable_grad():
+        out = F.avg_pool2d(F.pad(x, [padding[1]] * 2 + [padding[0]] * 2), kernel, stride)
     grad = images(*out.shape, layout=layout)
     (wanted,) = torch.autograd.grad(out, x, grad.double())
     found = cpu_cnn.window_means_backward(grad, (9, 10), kernel, stride, padding)
@@ -73,7 +92,8 @@ def test_their_gradient(
 
 def test_their_gradient_by_signals() -> None:
     x = torch.zeros(3, 5, 9, dtype=torch.float64, requires_grad=True)
-    out = F.avg_pool1d(F.pad(x, [2, 2]), 4, 2)
+    with torch.enable_grad():
+        out = F.avg_pool1d(F.pad(x, [2, 2]), 4, 2)
     grad = images(*out.shape)
     (wanted,) = torch.autograd.grad(out, x, grad.double())
     assert_close(cpu_cnn.window_means_backward(grad, (9,), (4,), (2,), (2,)), wanted.to(LOW), rtol=2**-7, atol=1e-6)
@@ -110,6 +130,7 @@ def test_pairs_of_places(places: tuple[int, ...]) -> None:
     assert_close(cpu_cnn.beside(low, near).double(), low.double() @ wide[1], rtol=1e-5, atol=1e-5)
 
 
+@torch.enable_grad()
 def test_learned_pairs_have_the_gradient_of_float64() -> None:
     near = neighbours.matrix_of_pairs(torch.tensor(0.6), (7, 7))
     weight, grad = torch.randn(4, 3, 49, requires_grad=True), torch.randn(4, 3)
@@ -139,7 +160,8 @@ def noise_and_gradients(
         for name, tensor in tensors.items()
     }
     learned = {name: tensor.requires_grad_() for name, tensor in given.items() if tensor is not None and name != "near"}
-    out = function(**given)
+    with torch.enable_grad():
+        out = function(**given)
     weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)
     grads = torch.autograd.grad(out, tuple(learned.values()), weights)
     return {"out": out.detach(), **dict(zip(learned, grads, strict=True))}
@@ -261,7 +283,7 @@ def test_a_nan_stays_a_nan() -> None:
 
 def gradients(net: bqn.Network, x: Tensor, y: Tensor, low: bool) -> dict[str, Tensor]:
     net.zero_grad()
-    with half.lowered() if low else nullcontext():
+    with torch.enable_grad(), half.lowered() if low else nullcontext():
         (-net.elbo(x, y, len(x), 1e-2)).backward()
     return {name: parameter.grad.double() for name, parameter in net.named_parameters() if parameter.grad is not None}
 

@@ -12,16 +12,25 @@ from torch import Tensor
 
 from bqn.propagate import cpu
 from bqn.propagate.cpu import pointer, work
+from bqn.propagate.windows import output_size
 
 _LOW = torch.bfloat16
 _BLOCK = 16  # as in the C source
 _MOST_PLACES = 4 * _BLOCK
 
 
-def averages(x: Tensor, dimensions: int) -> bool:
+def averages(x: Tensor, kernel: tuple[int, ...]) -> bool:
     """Whether `window_means` takes these images, and `window_means_backward` these gradients."""
-    spatial = dimensions in (1, 2) and x.dim() == dimensions + 2 and x.numel() > 0
-    return spatial and x.dtype == _LOW and cpu.available(x) and _dense(x)
+    return len(kernel) in (1, 2) and x.dim() == len(kernel) + 2 and x.numel() > 0 and _takes(x) and x.dtype == _LOW
+
+
+def _takes(*tensors: Tensor) -> bool:
+    """Whether there are passes for these tensors, and nobody asks for a gradient of what they do."""
+    return not torch.is_grad_enabled() and cpu.available(*tensors) and all(map(_dense, tensors))
+
+
+def _dense(x: Tensor) -> bool:
+    return x.is_contiguous() or _channels_last(x)
 
 
 def _channels_last(x: Tensor) -> bool:
@@ -31,7 +40,9 @@ def _channels_last(x: Tensor) -> bool:
 def window_means(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
     """The mean over the window that begins at each position that a stride comes to, `(N, C, *in)` to `(N, C, *out)`."""
     innermost = x.shape[1] if not x.is_contiguous() else 1
-    sizes = [(size - window) // step + 1 for size, window, step in zip(x.shape[2:], kernel, stride, strict=True)]
+    sizes = [output_size(*each, 0) for each in zip(x.shape[2:], kernel, stride, strict=True)]
+    if min(sizes) < 1:
+        raise ValueError(f"a window of {kernel} does not fit into an image of {tuple(x.shape[2:])}")
     layout = torch.channels_last if innermost > 1 else torch.contiguous_format
     out = torch.empty((*x.shape[:2], *sizes), dtype=x.dtype, device=x.device, memory_format=layout)
     (height, width), window, step = ((1, *numbers)[-2:] for numbers in (x.shape[2:], kernel, stride))
@@ -46,6 +57,8 @@ def window_means_backward(
     grad: Tensor, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]
 ) -> Tensor:
     """The gradient of the means over windows of a padded image, by the image without its padding, `(N, C, *sizes)`."""
+    made = tuple(output_size(*each) for each in zip(sizes, kernel, stride, padding, strict=True))
+    assert tuple(grad.shape[2:]) == made, (grad.shape, made)
     innermost = grad.shape[1] if not grad.is_contiguous() else 1
     layout = torch.channels_last if innermost > 1 else torch.contiguous_format
     out = torch.empty((*grad.shape[:2], *sizes), dtype=grad.dtype, device=grad.device, memory_format=layout)
@@ -97,7 +110,7 @@ def _sizes(reaching: Tensor, level: Tensor | None) -> tuple[int, int, int, int]:
 def pairs(x: Tensor, near: Tensor) -> bool:
     """Whether `beside` takes these places `(..., K)`, in bfloat16 or float32, and `over_pairs` those in float32."""
     few = 0 < near.shape[0] <= _MOST_PLACES and x.numel() > 0
-    return few and cpu.usable(near) and x.dtype in (_LOW, torch.float32) and cpu.usable(x, dtype=x.dtype)
+    return few and _takes(x) and x.is_contiguous() and x.dtype in (_LOW, torch.float32) and cpu.usable(near)
 
 
 def beside(x: Tensor, near: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -121,6 +134,11 @@ def _in_blocks(near: Tensor) -> Tensor:
     return torch.nn.functional.pad(near, (0, -near.shape[0] % _BLOCK))
 
 
+def rounds(weight: Tensor) -> bool:
+    """Whether `low_weights` and `through_square` take these weights."""
+    return _takes(weight) and cpu.usable(weight)
+
+
 def low_weights(weight: Tensor, square: float) -> tuple[Tensor, Tensor]:
     """Means of weights ±a and their variances, `square` less the squares of the former, in bfloat16."""
     low, noise = (torch.empty_like(weight, dtype=_LOW) for _ in range(2))
@@ -137,14 +155,20 @@ def through_square(linear: Tensor, square: Tensor, at: Tensor, factor: float = 2
     return out
 
 
-def signs(mean: Tensor, var: Tensor) -> bool:
-    """Whether the functions below take these moments, `(N, C, ...)` in one layout; in float32 `sign` alone does."""
-    alike = mean.dim() > 1 and mean.numel() > 0 and mean.dtype == var.dtype and mean.stride() == var.stride()
-    return alike and mean.dtype in (_LOW, torch.float32) and cpu.available(mean, var) and _dense(mean)
+def signs(mean: Tensor, var: Tensor, *channels: Tensor) -> bool:
+    """Whether `sign` takes these moments, `(N, C, ...)`, in one layout, and numbers per channel; and if they are in
+    bfloat16, the gradients too."""
+    return _in_one_layout(mean, var) and _takes(mean, var) and cpu.usable(*channels)
 
 
-def _dense(x: Tensor) -> bool:
-    return x.is_contiguous() or _channels_last(x)
+def counts(mean: Tensor, var: Tensor) -> bool:
+    """Whether `statistics` takes these moments."""
+    return mean.dtype == _LOW and _in_one_layout(mean, var) and cpu.available(mean, var) and _dense(mean)
+
+
+def _in_one_layout(mean: Tensor, var: Tensor) -> bool:
+    alike = mean.dtype == var.dtype and mean.stride() == var.stride()
+    return alike and mean.dim() > 1 and mean.numel() > 0 and mean.dtype in (_LOW, torch.float32)
 
 
 def _walk(x: Tensor) -> tuple[int, int, int]:
@@ -156,7 +180,7 @@ def _walk(x: Tensor) -> tuple[int, int, int]:
 
 def statistics(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """As `normalized_sign.statistics`, of moments in bfloat16."""
-    centre, total = (torch.empty(mean.shape[1], device=mean.device) for _ in range(2))
+    centre, total = (torch.empty(mean.shape[1], dtype=torch.float32, device=mean.device) for _ in range(2))
     cpu.library().bqn_low_statistics(
         mean.data_ptr(), var.data_ptr(), *_walk(mean), work(3 * mean.shape[1]), centre.data_ptr(), total.data_ptr()
     )
@@ -179,7 +203,8 @@ def sign_backward(
     """As `normalized_sign._backward`, of moments in bfloat16 to gradients in that or in float32."""
     layout = torch.contiguous_format if mean.is_contiguous() else torch.channels_last
     grad, sizes = grad.to(dtype=_LOW, memory_format=layout), _walk(mean)
-    flow, pulls = torch.empty_like(mean, dtype=torch.float32), torch.empty(mean.shape[1], dtype=torch.float64)
+    flow = torch.empty_like(mean, dtype=torch.float32)
+    pulls = torch.empty(mean.shape[1], dtype=torch.float64, device=mean.device)
     cpu.library().bqn_low_sign_flow(*map(pointer, (grad, mean, var, sign, shift, flow, pulls)), *sizes)
     pull = pulls.to(torch.float32)
     rate = torch.where(sign != 0, pull * offset, 0) / (total * count)

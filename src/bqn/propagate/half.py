@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian
-from bqn.propagate import cpu, cpu_cnn, devices
+from bqn.propagate import cpu_cnn, devices
 from bqn.propagate.products import Geometry, per_unit
 from bqn.propagate.windows import over_places, padded
 
@@ -218,7 +218,7 @@ def _low_weights(weight: Tensor, square: float, x: Tensor, geometry: Geometry | 
 
 def _rounds_weights(weight: Tensor, x: Tensor, geometry: Geometry | None) -> bool:
     """Whether both are formed in one pass: for a matrix, which is large, in bfloat16 on a CPU."""
-    return geometry is None and x.dtype == torch.bfloat16 and cpu.usable(weight)
+    return geometry is None and x.dtype == torch.bfloat16 and cpu_cnn.rounds(weight)
 
 
 def middle_of(centre: Tensor, geometry: Geometry | None) -> Tensor:

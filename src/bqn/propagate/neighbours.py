@@ -337,7 +337,7 @@ def _spread(grad: Tensor, like: Tensor, reading: Reading) -> Tensor:
     sizes = tuple(like.shape[2:])
     if _reads_all(like, reading):
         return (grad / math.prod(kernel)).expand(like.shape)
-    if cpu_cnn.averages(grad, len(kernel)):
+    if cpu_cnn.averages(grad, kernel):
         return cpu_cnn.window_means_backward(grad, sizes, kernel, stride, padding)
     for axis, step in enumerate(stride, 2):
         grad = _spaced(grad, axis, step)

@@ -61,7 +61,7 @@ def statistics(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         return kernels.statistics(mean, var)
     if cpu.usable(mean, var) and mean.numel():
         return cpu.statistics(mean, var)
-    if mean.dtype == torch.bfloat16 and cpu_cnn.signs(mean, var):
+    if cpu_cnn.counts(mean, var):
         return cpu_cnn.statistics(mean, var)
     others = [dim for dim in range(mean.dim()) if dim != 1]
     wide = mean.dtype if mean.dtype == torch.float64 else torch.float32
@@ -105,9 +105,10 @@ class _NormalizedSign(torch.autograd.Function):
             from bqn.propagate import normalized_sign_kernels as kernels
 
             return kernels.forward(mean, var, sign, offset - sign * centre, working_dtype(mean))
-        if working_dtype(mean) == torch.bfloat16 and cpu_cnn.signs(mean, var):
-            return cpu_cnn.sign(mean, var, sign, offset - sign * centre)
-        result = torch.erf(_score(mean, var, sign, offset - sign * centre) * _ROOT_HALF)
+        shift = offset - sign * centre
+        if working_dtype(mean) == torch.bfloat16 and cpu_cnn.signs(mean, var, sign, shift):
+            return cpu_cnn.sign(mean, var, sign, shift)
+        result = torch.erf(_score(mean, var, sign, shift) * _ROOT_HALF)
         return result if result.dtype == working_dtype(mean) else result.to(working_dtype(mean))
 
     @staticmethod
@@ -131,7 +132,7 @@ class _NormalizedSign(torch.autograd.Function):
             from bqn.propagate import normalized_sign_kernels as kernels
 
             backward = kernels.backward
-        elif mean.dtype == torch.bfloat16 and ctx.dtype != torch.float16 and cpu_cnn.signs(mean, var):
+        elif mean.dtype == torch.bfloat16 and cpu_cnn.signs(mean, var, sign, offset, shift, centre, total):
             backward = cpu_cnn.sign_backward
         else:
             backward = _backward

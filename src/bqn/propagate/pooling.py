@@ -42,7 +42,7 @@ def strided_average(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...])
     On a CPU the shifted images are added up, many times as fast as the pooling of torch; in bfloat16 they are added up
     in float32 and rounded once.
     """
-    if cpu_cnn.averages(x, len(kernel)) and not (x.requires_grad and torch.is_grad_enabled()):
+    if cpu_cnn.averages(x, kernel):
         return cpu_cnn.window_means(x, kernel, stride)
     if devices.kind(x) != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return _average(x, kernel, stride)
