@@ -59,15 +59,17 @@ _RESULTS = {"bqn_tilted_likelihood": _COUNT}
 def _load() -> ctypes.CDLL | None:
     if os.environ.get("BQN_CPU_KERNELS") == "torch":
         return None
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_cpu_kernels{suffix}")
-        if path.exists():
-            library = ctypes.CDLL(os.fspath(path))
-            for name, arguments in _ARGUMENTS.items():
-                function = getattr(library, name)
-                function.argtypes, function.restype = arguments, _RESULTS.get(name)
-            return library
-    return None
+    paths = (Path(__file__).with_name(f"_cpu_kernels{suffix}") for suffix in EXTENSION_SUFFIXES)
+    return next((opened(path) for path in paths if path.exists()), None)
+
+
+def opened(path: Path) -> ctypes.CDLL:
+    """The passes that are compiled there."""
+    library = ctypes.CDLL(os.fspath(path))
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, _RESULTS.get(name)
+    return library
 
 
 _library = _load()

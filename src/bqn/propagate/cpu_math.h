@@ -54,7 +54,7 @@ static INLINE inline float exp_negative(float x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    int32_t bits = (whole + 127) * 8388608;
+    uint32_t bits = (uint32_t)(whole + 127) << 23; /* unsigned: of a NaN nothing is known but that it overflows nothing */
     float scale;
     memcpy(&scale, &bits, sizeof scale);
     return p * scale;
