@@ -19,7 +19,7 @@ import pytest
 from bqn.propagate import cpu
 
 cpu._library = cpu.opened(Path(sys.argv[1]))
-sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", sys.argv[2]]))
+sys.exit(pytest.main(["-q", "-x", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", sys.argv[2]]))
 """
 
 
