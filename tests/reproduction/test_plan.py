@@ -38,6 +38,22 @@ def test_levels() -> None:
     assert cells[0].config("cpu") == Cell("mlp", "mnist", "best").config("cpu")  # trained again beside the others
 
 
+def test_one_point_of_a_sweep_and_one_number_of_levels() -> None:
+    assert plan("figure-power", "best", 1, models=["cnn"], data=["mnist"], lams=[0.1, 0.03]) == [
+        Cell("cnn", "mnist", "best", "", 0),
+        Cell("cnn", "mnist", "best", "lam-0.1", 0),
+    ]
+    assert plan("levels", "best", 1, models=["mlp"], data=["mnist"], levels=[3]) == [
+        Cell("mlp", "mnist", "best", "levels-3", 0)
+    ]
+    # a value that one network has and another has not
+    assert {cell.architecture for cell in plan("figure-power", "best", 1, lams=[2e-4])} == {"mlp"}
+    with pytest.raises(ConfigError, match=r"lam must be one of 0.0001, .*, got 0.07"):
+        plan("figure-power", "best", 1, lams=[0.07])
+    with pytest.raises(ConfigError, match="levels must be one of 2, 3, 4, 8, got 5"):
+        plan("levels", "best", 1, levels=[5])
+
+
 def test_ablations_come_with_what_they_are_compared_with() -> None:
     cells = plan("ablations", "best", 1, models=["cnn"], data=["kmnist"], ideas=["jensen"])
     assert [cell.variant for cell in cells] == ["short", "jensen"]

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -24,6 +24,7 @@ from bqn.comparison.words import notes
 from bqn.reproduction import TARGETS, Cell, paper, plan, run
 from bqn.reproduction.boston import boston_folder, plan_boston, run_boston
 from bqn.reproduction.page import write_pages
+from bqn.reproduction.plan import FIGURES
 from bqn.reproduction.recipes import RECIPES
 from bqn.reproduction.running import sort_out
 from bqn.reproduction.summary import in_words, planned, summarize
@@ -32,16 +33,23 @@ from bqn.training.surroundings import find_device
 
 EXAMPLES = """
 bqn reproduce table1 --model cnn --data kmnist --recipe best --seeds 1
+bqn reproduce figure-power --model cnn --data mnist --lam 0.1 --seeds 1
 bqn reproduce figure-gap --recipe paper --dry-run
 bqn reproduce page
 """
 
+_Number = TypeVar("_Number", int, float)
 _PAGE = "page"
 # Options that a target has no use for.
 _USELESS = {
-    _PAGE: {"recipe", "seeds", "model", "data", "idea", "work", "together", "redo", "dry_run", "device", "data_dir"},
-    "table4": {"model", "data", "idea", "work", "docs", "together", "redo", "device"},
-}
+    _PAGE: {
+        "recipe", "seeds", "model", "data", "idea", "lam", "levels", "work", "together", "redo", "dry_run", "device",
+        "data_dir",
+    },
+    "table4": {"model", "data", "idea", "lam", "levels", "work", "docs", "together", "redo", "device"},
+}  # fmt: skip
+# Options that some targets alone have a use for.
+_USEFUL = {"ablations": {"idea"}, "levels": {"levels"}, **{figure: {"lam"} for figure in FIGURES}}
 _GOES_ON = "what was finished is recorded; the same command goes on from there"
 
 
@@ -73,6 +81,14 @@ def reproduce(
     ] = None,
     idea: Annotated[
         str | None, typer.Option("--idea", metavar="A,B,…", help="For ablations: only these.", show_default="all")
+    ] = None,
+    lam: Annotated[
+        str | None,
+        typer.Option("--lam", metavar="A,B,…", help="For figures: only these values of λ.", show_default="all"),
+    ] = None,
+    levels: Annotated[
+        str | None,
+        typer.Option("--levels", metavar="A,B,…", help="For levels: only so many.", show_default="2,3,4,8"),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the records.")] = Path(
         "results"
@@ -117,7 +133,16 @@ def reproduce(
         _table4(recipe, seeds, out, data_dir, dry_run, as_json, quiet)
         return
     with settings_are_usage():
-        cells = plan(target, recipe, seeds, models=_names(model), data=_names(data), ideas=_names(idea))
+        cells = plan(
+            target,
+            recipe,
+            seeds,
+            models=_names(model),
+            data=_names(data),
+            ideas=_names(idea),
+            lams=_numbers("--lam", lam, float),
+            levels=_numbers("--levels", levels, int),
+        )
     found, missing = sort_out(cells, out, device, redo)
     if dry_run:
         _tell_plan(planned(cells, found), len(found), len(missing), as_json)
@@ -156,7 +181,7 @@ def reproduce(
 
 def _require_sense(context: typer.Context, target: str) -> None:
     """Raise for an option that was given and would do nothing."""
-    useless = _USELESS.get(target, {"docs"} if target == "ablations" else {"docs", "idea"})
+    useless = _USELESS.get(target, {"docs", "idea", "lam", "levels"} - _USEFUL.get(target, set()))
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         if option.name in useless and source is not None and source.name == "COMMANDLINE":
@@ -181,6 +206,13 @@ def _introduce(missing: Sequence[Cell], device: str) -> str:
 
 def _names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(option: str, text: str | None, kind: type[_Number]) -> list[_Number] | None:
+    try:
+        return None if text is None else [kind(each) for each in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} takes numbers with commas between them, got {text!r}") from None
 
 
 def _table4(

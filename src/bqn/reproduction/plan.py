@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bqn.choices import expected_one_of
 from bqn.data import available
@@ -36,6 +36,8 @@ def plan(
     models: Sequence[str] | None = None,
     data: Sequence[str] | None = None,
     ideas: Sequence[str] | None = None,
+    lams: Sequence[float] | None = None,
+    levels: Sequence[int] | None = None,
 ) -> list[Cell]:
     """The runs of a target.
 
@@ -50,6 +52,10 @@ def plan(
         Only these. Data sets that are not the paper's are allowed if they are named.
     ideas : names or None
         For "ablations": only these.
+    lams : floats or None
+        For "figure-power" and "figure-gap": only these values of λ.
+    levels : ints or None
+        For "levels": only these numbers of them.
     """
     if target not in TARGETS or target == "table4":
         raise ConfigError(expected_one_of("target", (name for name in TARGETS if name != "table4"), target))
@@ -59,13 +65,18 @@ def plan(
         raise ConfigError(expected_one_of("recipe", recipes.RECIPES, recipe))
     if target == "levels" and recipe != "best":
         raise ConfigError(f"recipe must be best for levels, got {recipe!r}")
+    chosen = networks(models, data)
+    if target in FIGURES and lams is not None:
+        _require_known("lam", {lam for network in chosen for lam in recipes.swept(target, recipe, *network)}, lams)
+    if target == "levels" and levels is not None:
+        _require_known("levels", recipes.LEVELS, levels)
     cells: list[Cell] = []
-    for architecture, name in networks(models, data):
-        variants = _variants(target, recipe, architecture, name, ideas)
+    for architecture, name in chosen:
+        variants = _variants(target, recipe, architecture, name, ideas, lams, levels)
         count = seeds or (seeds_of(name) if target in TABLES else SEEDS_OF_MANY)
         cells += [Cell(architecture, name, recipe, variant, seed) for variant in variants for seed in range(count)]
     if not cells:
-        raise ConfigError(f"{target} has no runs with the recipe {recipe} for these models, data and ideas")
+        raise ConfigError(f"{target} has no runs with the recipe {recipe} for these models, data and settings")
     return cells
 
 
@@ -93,13 +104,23 @@ def networks(models: Sequence[str] | None, data: Sequence[str] | None) -> list[t
     return list(dict.fromkeys(ours + [(model, name) for model in models or ("mlp",) for name in others]))
 
 
-def _variants(target: str, recipe: str, architecture: str, data: str, ideas: Sequence[str] | None) -> list[str]:
+def _require_known(what: str, known: Iterable[float], asked: Sequence[float]) -> None:
+    names = [f"{number:g}" for number in sorted(known)]
+    for number in asked:
+        if f"{number:g}" not in names:
+            raise ConfigError(f"{what} must be one of {', '.join(names)}, got {number:g}")
+
+
+def _variants(
+    target: str, recipe: str, architecture: str, data: str, ideas: Sequence[str] | None, lams: Sequence[float] | None,
+    levels: Sequence[int] | None,
+) -> list[str]:  # fmt: skip
     if target in FIGURES:
         own = recipes.settings(recipe, architecture, data).get("lam")
-        lams = recipes.swept(target, recipe, architecture, data)
-        return ["" if lam == own else recipes.lam_variant(lam) for lam in lams]
+        swept = recipes.swept(target, recipe, architecture, data)
+        return ["" if lam == own else recipes.lam_variant(lam) for lam in swept if lams is None or lam in lams]
     if target == "levels":
-        return [recipes.levels_variant(count) for count in recipes.LEVELS]
+        return [recipes.levels_variant(count) for count in recipes.LEVELS if levels is None or count in levels]
     if target == "ablations":
         return _ablations(recipe, architecture, data, ideas)
     return [""]
