@@ -223,6 +223,16 @@ def test_operations_of_a_cpu_step_by_kind(load: Any) -> None:
         assert all(each["us"] >= 0 for each in found.values())
 
 
+def test_operations_of_a_step_in_half_precision_by_kind(load: Any) -> None:
+    """Of the MLP: what is counted as which kind, and that nothing of it is lost."""
+    steps = load("cpu_step")
+    for (what, _), step in steps.steps_of("mlp").items():
+        found = steps.by_kind(step, 2)
+        assert min(found["products"], found["optimizer"], found["small operations"]) > 0
+        assert found["convolutions"] == 0
+        assert (found["passes"] > 0) == what.startswith("ours")
+
+
 def test_runs_of_rivals_are_those_of_the_records(load: Any) -> None:
     """Each record can be made again from its line, and the command that skips what is there skips them all."""
     rivals = load("rivals")
