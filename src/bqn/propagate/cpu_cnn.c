@@ -37,6 +37,10 @@ EXPORT CLONES void bqn_window_means(const uint16_t *x, uint16_t *out, float *row
             const float *whole = wide == 1 ? row : sums;
             if (right == 1)
                 round_all(whole, each, out, span);
+            else if (inner == 1)
+#pragma omp simd
+                for (int64_t c = 0; c < columns; c++)
+                    out[c] = rounded(whole[c * right] * each);
             else
                 for (int64_t c = 0; c < columns; c++)
                     round_all(whole + c * right * inner, each, out + c * inner, inner);

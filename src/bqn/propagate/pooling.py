@@ -73,7 +73,7 @@ class _Average(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-        return _average(x, kernel, stride)
+        return strided_average(x, kernel, stride)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -85,7 +85,7 @@ class _Average(torch.autograd.Function):
         if kernel == stride:
             return _spread(grads[0] / math.prod(kernel), kernel), None, None
         borders = [side for size in reversed(kernel) for side in (size - 1, size - 1)]
-        return _average(F.pad(grads[0], borders), kernel, stride), None, None
+        return strided_average(F.pad(grads[0], borders), kernel, stride), None, None
 
 
 class _LargestOfTwoLevels(torch.autograd.Function):
