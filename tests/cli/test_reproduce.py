@@ -45,6 +45,19 @@ def test_a_table_of_records(bqn):
     assert "2 runs are recorded, 0 are not" in bqn(*LINE, "--dry-run").out
 
 
+def test_one_run_again(bqn):
+    """What is recorded is not trained, and that is said; in another folder one seed alone comes out the same."""
+    assert "nothing was trained" not in bqn(*LINE).out
+    assert "nothing was trained: all is recorded; --out FOLDER trains it anew\nrecords are in" in bqn(*LINE).out
+    one = (*LINE[:-4], "--seed", "1", "--device", "cpu", "--out", "again", "--work", "again/work")
+    assert "nothing was trained" not in bqn(*one).out
+    assert [path.name for path in Path("again").rglob("seed-*.json")] == ["seed-1.json"]
+    tests = [
+        json.loads(Path(folder, "mlp-digits/best/seed-1.json").read_text())["test"] for folder in ("results", "again")
+    ]
+    assert tests[0] == tests[1]
+
+
 def test_another_recipe(bqn, monkeypatch):
     assert bqn(*LINE, "--quiet").code == 0
     edited = {**recipes.RECIPES, "best": {"mlp": {**recipes.RECIPES["best"]["mlp"], "lam": 0.5}}}
@@ -125,6 +138,8 @@ def test_the_page_has_no_place_for_other_data(bqn):
         (("table1", "--model", "mlp,resnet"), "model must be one of"),
         (("table1", "--data", "kmnst"), "data must be one of"),
         (("table1", "--idea", "jensen"), "--idea is not for table1"),
+        (("table1", "--seeds", "2", "--seed", "1"), "--seeds and --seed cannot be given together"),
+        (("table4", "--seed", "1"), "--seed is not for table4"),
         (("table1", "--lam", "0.1"), "--lam is not for table1"),
         (("figure-gap", "--levels", "3"), "--levels is not for figure-gap"),
         (("figure-gap", "--lam", "large"), "--lam takes numbers with commas between them, got 'large'"),

@@ -54,6 +54,13 @@ def test_one_point_of_a_sweep_and_one_number_of_levels() -> None:
         plan("levels", "best", 1, levels=[5])
 
 
+def test_one_seed_of_many() -> None:
+    cells = plan("table1", "best", models=["cnn"], data=["kmnist"], seed=7)
+    assert cells == [Cell("cnn", "kmnist", "best", "", 7)]
+    with pytest.raises(ConfigError, match="seed must be at least 0, got -1"):
+        plan("table1", "best", seed=-1)
+
+
 def test_ablations_come_with_what_they_are_compared_with() -> None:
     cells = plan("ablations", "best", 1, models=["cnn"], data=["kmnist"], ideas=["jensen"])
     assert [cell.variant for cell in cells] == ["short", "jensen"]

@@ -32,8 +32,9 @@ from bqn.training import EpochRecord
 from bqn.training.surroundings import find_device
 
 EXAMPLES = """
-bqn reproduce table1 --model cnn --data kmnist --recipe best --seeds 1
-bqn reproduce figure-power --model cnn --data mnist --lam 0.1 --seeds 1
+bqn reproduce table1 --model cnn --data kmnist --recipe best
+bqn reproduce table1 --model cnn --data kmnist --seed 3 --out again
+bqn reproduce figure-power --model cnn --data mnist --lam 0.1 --seed 0
 bqn reproduce figure-gap --recipe paper --dry-run
 bqn reproduce page
 """
@@ -43,13 +44,14 @@ _PAGE = "page"
 # Options that a target has no use for.
 _USELESS = {
     _PAGE: {
-        "recipe", "seeds", "model", "data", "idea", "lam", "levels", "work", "together", "redo", "dry_run", "device",
-        "data_dir",
+        "recipe", "seeds", "seed", "model", "data", "idea", "lam", "levels", "work", "together", "redo", "dry_run",
+        "device", "data_dir",
     },
-    "table4": {"model", "data", "idea", "lam", "levels", "work", "docs", "together", "redo", "device"},
+    "table4": {"seed", "model", "data", "idea", "lam", "levels", "work", "docs", "together", "redo", "device"},
 }  # fmt: skip
 # Options that some targets alone have a use for.
 _USEFUL = {"ablations": {"idea"}, "levels": {"levels"}, **{figure: {"lam"} for figure in FIGURES}}
+_ALL_RECORDED = "nothing was trained: all is recorded; --out FOLDER trains it anew"
 _GOES_ON = "what was finished is recorded; the same command goes on from there"
 
 
@@ -70,6 +72,10 @@ def reproduce(
             help="Runs of each setting, from seed 0 on; splits for table4.",
             show_default="10; 5 on cifar10; 3 for figures, levels, ablations; 20 splits",
         ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", metavar="K", min=0, help="Only the runs of this seed.", show_default="all of --seeds"),
     ] = None,
     model: Annotated[
         str | None,
@@ -118,13 +124,15 @@ def reproduce(
 ) -> None:
     """Make a table or figure of the paper again: plan its runs, train and judge them, and record each.
 
-    A run that is recorded in FOLDER is not made again, and one that was stopped goes on where it was. Tables 1 to 3
-    are three views of the same runs. The target page writes docs/results.md, docs/ablations.md and their figures from
-    the records alone.
+    A run that is recorded in FOLDER is not made again, and one that was stopped goes on where it was: to train anew
+    what is recorded, name another folder with --out. Tables 1 to 3 are three views of the same runs. The target page
+    writes docs/results.md, docs/ablations.md and their figures from the records alone.
     """
     if target not in (*TARGETS, _PAGE):
         raise UsageError(expected_one_of("TARGET", (*TARGETS, _PAGE), target))
     _require_sense(context, target)
+    if seeds is not None and seed is not None:
+        raise UsageError("--seeds and --seed cannot be given together")
     choose_device(device)
     if target == _PAGE:
         _tell_files(write_pages(out, docs), as_json)
@@ -142,6 +150,7 @@ def reproduce(
             ideas=_names(idea),
             lams=_numbers("--lam", lam, float),
             levels=_numbers("--levels", levels, int),
+            seed=seed,
         )
     found, missing = sort_out(cells, out, device, redo)
     if dry_run:
@@ -176,7 +185,7 @@ def reproduce(
         table.add_row(*in_words(row))
     on_page = any((cell.architecture, cell.data) in paper.NETWORKS for cell in cells)
     judged = [footnote("Judged on validation examples.")] if any(row["part"] == "validation" for row in rows) else []
-    show(table, *judged, _where(out, out, on_page))
+    show(table, *judged, _ending(missing, out, out, on_page))
 
 
 def _require_sense(context: typer.Context, target: str) -> None:
@@ -188,11 +197,13 @@ def _require_sense(context: typer.Context, target: str) -> None:
             raise UsageError(f"{option.opts[0]} is not for {target}")
 
 
-def _where(records: Path, out: Path, on_page: bool = True) -> str:
-    """Where records are, and the command that writes the page from them, if it has a place for them."""
+def _ending(trained: Sequence[object], records: Path, out: Path, on_page: bool = True) -> str:
+    """Whether anything was trained, where records are, and the command that writes the page from them, if they have a
+    place on it."""
     # Pages of other records go to a folder of their own: in docs they would take the place of those that are there.
     option = "" if out == Path("results") else f" --out {shlex.quote(str(out))} --docs {shlex.quote(str(out / 'docs'))}"
-    return f"records are in {records}" + (f"; next: bqn reproduce page{option}" if on_page else "")
+    where = f"records are in {records}" + (f"; next: bqn reproduce page{option}" if on_page else "")
+    return where if trained else f"{_ALL_RECORDED}\n{where}"
 
 
 def _introduce(missing: Sequence[Cell], device: str) -> str:
@@ -252,7 +263,7 @@ def _table4(
         about = {"target": "table4", "recipe": recipe, "out": str(folder.path), "methods": list(wanted.methods)}
         show_json({**about, "rows": summary["rows"]})
     else:
-        show(comparison_table(summary), footnote(f"{notes(summary)}."), _where(folder.path, out))
+        show(comparison_table(summary), footnote(f"{notes(summary)}."), _ending(missing, folder.path, out))
 
 
 def _tell_plan(rows: Sequence[dict[str, Any]], found: int, missing: int, as_json: bool) -> None:

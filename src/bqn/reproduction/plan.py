@@ -38,6 +38,7 @@ def plan(
     ideas: Sequence[str] | None = None,
     lams: Sequence[float] | None = None,
     levels: Sequence[int] | None = None,
+    seed: int | None = None,
 ) -> list[Cell]:
     """The runs of a target.
 
@@ -56,11 +57,15 @@ def plan(
         For "figure-power" and "figure-gap": only these values of λ.
     levels : ints or None
         For "levels": only these numbers of them.
+    seed : int or None
+        Only this one, whatever `seeds` would plan.
     """
     if target not in TARGETS or target == "table4":
         raise ConfigError(expected_one_of("target", (name for name in TARGETS if name != "table4"), target))
     if seeds is not None and seeds < 1:
         raise ConfigError(f"seeds must be at least 1, got {seeds}")
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed must be at least 0, got {seed}")
     if recipe not in recipes.RECIPES:
         raise ConfigError(expected_one_of("recipe", recipes.RECIPES, recipe))
     if target == "levels" and recipe != "best":
@@ -74,7 +79,8 @@ def plan(
     for architecture, name in chosen:
         variants = _variants(target, recipe, architecture, name, ideas, lams, levels)
         count = seeds or (seeds_of(name) if target in TABLES else SEEDS_OF_MANY)
-        cells += [Cell(architecture, name, recipe, variant, seed) for variant in variants for seed in range(count)]
+        numbers = range(count) if seed is None else (seed,)
+        cells += [Cell(architecture, name, recipe, variant, number) for variant in variants for number in numbers]
     if not cells:
         raise ConfigError(f"{target} has no runs with the recipe {recipe} for these models, data and settings")
     return cells
