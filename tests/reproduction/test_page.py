@@ -22,6 +22,12 @@ def test_pages_without_any_record(tmp_path: Path) -> None:
     assert "No idea has been measured yet." in made["ablations.md"]
 
 
+def test_words_about_other_records_are_marked_as_such(tmp_path: Path) -> None:
+    warning = "made from your records; the sentences are not"
+    assert warning in pages(tmp_path)["results.md"]
+    assert warning not in pages(Path(__file__).resolve().parents[2] / "results")["results.md"]
+
+
 def test_figures_are_written_and_old_ones_removed(put: Any, tmp_path: Path) -> None:
     for cell in plan("figure-power", "paper", 1, models=["mlp"], data=["mnist"]):
         put(cell)

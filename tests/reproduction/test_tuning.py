@@ -50,6 +50,14 @@ def test_every_run_stands_on_the_page(out: Path) -> None:
     assert "### VGG CIFAR-10, round 2, 10 epochs" in page
 
 
+def test_some_rounds_are_enough_for_a_page(out: Path) -> None:
+    (out / "tuning/cnn-2.json").unlink()
+    section = tuning.section(out)
+    assert "to not measured and not measured, is that to shift 1." in " ".join(section.split())
+    assert "### CNN Fashion-MNIST, round 2" not in section
+    assert "### CNN KMNIST, round 1" in section
+
+
 def test_words_follow_the_records(out: Path) -> None:
     def change(document: Any) -> None:
         (run,) = (run for run in document["runs"] if run["data"] == "fashion-mnist" and run["name"] == "s1l1e-2")

@@ -10,9 +10,10 @@ from bqn.reproduction import ablations, provenance, records, tables
 from bqn.reproduction.aims import BOSTON_LOG_LIKELIHOOD, BOSTON_RMSE
 from bqn.reproduction.coverage import coverage, many_settings
 from bqn.reproduction.figures import figures
-from bqn.reproduction.quotes import quoted
+from bqn.reproduction.quotes import quoted, without_record
 from bqn.reproduction.regression import boston
 from bqn.reproduction.remarks import remarks
+from bqn.reproduction.shortfalls import shortfalls
 from bqn.reproduction.templates import template
 
 
@@ -45,13 +46,16 @@ def pages(out: str | Path = "results") -> dict[str, str]:
 
 
 def _results(out: Path, drawn: Sequence[str]) -> str:
-    return quoted(template("results.md"), out).format(
+    text = template("results.md")
+    return quoted(text, out).format(
+        whose_words=_whose_words(without_record(text, out)),
         short=tables.SHORT,
         nothing=tables.NOTHING,
         scoreboard=tables.scoreboard(out),
         missing=coverage(out),
         cost=provenance.cost(out),
         many_settings=many_settings(out),
+        shortfalls=shortfalls(out),
         table1=tables.table1(out),
         table2=tables.table2(out),
         table3=tables.table3(out),
@@ -66,6 +70,16 @@ def _results(out: Path, drawn: Sequence[str]) -> str:
         settings=provenance.settings(out),
         commits=provenance.commits(out),
         remarks=remarks(out),
+    )
+
+
+def _whose_words(missing: int) -> str:
+    """A warning for who makes the page from records of their own."""
+    if not missing:
+        return ""
+    return (
+        "**The tables and pictures below are made from your records; the sentences are not.** They were written about "
+        f"the records that come with the package: {missing} of the figures that they quote are not among yours.\n\n"
     )
 
 

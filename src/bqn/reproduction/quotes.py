@@ -27,6 +27,11 @@ def quoted(text: str, out: Path) -> str:
     return _REFERENCE.sub(lambda match: _figure(out, **match.groupdict()), text)
 
 
+def without_record(text: str, out: Path) -> int:
+    """How many of the figures in a text have no record."""
+    return sum(tables.MISSING in quoted(match[0], out) for match in _REFERENCE.finditer(text))
+
+
 def _figure(out: Path, network: str, recipe: str, part: str, mode: str, form: str) -> str:
     known = (*MODES, *records.DISTILLED_MODES)
     if part not in _PARTS or mode not in known or not (form in _FORMS or form.isdecimal()):

@@ -36,7 +36,7 @@ def section(out: Path) -> str:
     strangers = sorted({path.stem for path in folder.glob("*.json")} - set(_RECORDS))
     if strangers:  # a round that nobody would see
         raise RecordError(f"{folder}: the page does not know {', '.join(strangers)}; add them to its rounds")
-    found = {name: read(folder / f"{name}.json") for name in _RECORDS}
+    found = {name: read(path) for name in _RECORDS if (path := folder / f"{name}.json").exists()}
     return f"{quoted(_quoted(found), out)}\n\n" + "\n\n".join(_tables(record) for record in found.values())
 
 
@@ -137,6 +137,8 @@ def _quoted(found: Mapping[str, Record]) -> str:
     def figure(match: re.Match[str]) -> str:
         try:
             record, data, name, what, *factor = match[1].split()
+            if record in _RECORDS and record not in found:
+                return tables.MISSING
             (run,) = (run for run in found[record]["runs"] if (run["data"], run["name"]) == (data, name))
             if what == "entropy" and not factor:
                 return f"{run['entropy']:.3f}"
