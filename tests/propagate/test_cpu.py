@@ -1,5 +1,6 @@
 """The compiled passes on a CPU against float64 and against plain torch."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,25 @@ def test_what_they_do_not_take() -> None:
     assert not cpu.usable(torch.zeros(3, dtype=torch.float64))
     assert not cpu.usable(torch.zeros(3, 2).mT)
     assert not cpu.usable(torch.zeros(3), torch.zeros(3, dtype=torch.float16))
+
+
+def test_a_library_of_other_sources_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu._load() is not None
+    monkeypatch.setattr(cpu, "_VERSION", 10**6)
+    with pytest.warns(UserWarning, match=r"has version \d+, expected 1000000; build them again with python setup.py"):
+        assert cpu._load() is None
+    monkeypatch.setattr(cpu, "_ARGUMENTS", {**cpu._ARGUMENTS, "bqn_newer": []})
+    with pytest.warns(UserWarning, match="undefined symbol: bqn_newer"):
+        assert cpu._load() is None
+
+
+def test_passes_take_as_many_arguments_as_are_told() -> None:
+    """A call with others would read what is not there."""
+    folder = Path(cpu.__file__).parent
+    text = "".join((folder / name).read_text() for name in ("cpu_kernels.c", "cpu_cnn.c"))
+    found = re.findall(r"^EXPORT (?:CLONES )?\w+ (bqn_\w+)\(([^)]*)\)", text, re.MULTILINE)
+    counts = {name: 0 if given.strip() == "void" else given.count(",") + 1 for name, given in found}
+    assert counts == {name: len(arguments) for name, arguments in cpu._ARGUMENTS.items()}
 
 
 @pytest.mark.parametrize("scale", [1e-4, 0.1, 1.0, 10.0, 60.0])

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import bqn
@@ -35,12 +36,16 @@ def test_they_were_built_and_what_they_do_not_take() -> None:
     assert not cpu_cnn.averages(image, (2, 2, 2))
     assert not cpu_cnn.averages(image.float(), (2, 2))
     assert not cpu_cnn.averages(image.transpose(1, 2), (2, 2))
+    assert not cpu_cnn.averages(images(1, 1, 1, 40), (1, 33))  # torch is faster
+    with forward_ad.dual_level():
+        assert not cpu_cnn.averages(image, (2, 2))  # a tangent would be lost
     with torch.enable_grad():  # a gradient may be asked for, of a backward pass too
         assert not cpu_cnn.averages(image, (2, 2))
         assert not cpu_cnn.rounds(torch.zeros(3))
         assert not cpu_cnn.pairs(torch.zeros(2, 49), torch.zeros(49, 49))
-    with pytest.raises(ValueError, match="does not fit"):
-        cpu_cnn.window_means(image, (4, 1), (2, 1))
+    for dtype in (LOW, torch.float32, torch.float64, torch.float16):
+        with pytest.raises(ValueError, match=r"a window of \(4, 1\) does not fit into an image of \(3, 3\)"):
+            strided_average(image.to(dtype), (4, 1), (2, 1))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -241,6 +246,15 @@ def test_statistics(shape: tuple[int, ...], layout: torch.memory_format) -> None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_statistics_where_the_first_number_lies_far_away(layout: torch.memory_format) -> None:
+    mean, var = (tensor.to(memory_format=layout) for tensor in (images(8, 3, 9, 9), images(8, 3, 9, 9).abs()))
+    mean[0, :, 0, 0] = 1000.0
+    wanted = normalized_sign.statistics(mean.double(), var.double())
+    for found, value in zip(cpu_cnn.statistics(mean, var), wanted, strict=True):
+        assert_close(found.double(), value, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [LOW, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sign_and_its_gradients(shape: tuple[int, ...], dtype: torch.dtype, layout: torch.memory_format) -> None:
@@ -267,6 +281,44 @@ def test_sign_and_its_gradients(shape: tuple[int, ...], dtype: torch.dtype, layo
         for result, value in zip(results, exact, strict=True):
             assert_close(result.double(), value, rtol=1e-2 if result.dtype == LOW else 1e-4, atol=2e-4)
         assert {result.dtype for result in results[:2]} == {dtype}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", ["expanded", "expanded over examples", "turned", "half of more channels", "cropped"])
+def test_gradients_of_any_layout(form: str, layout: torch.memory_format) -> None:
+    """What comes back from a sum, a mean, a transposition or a concatenation is not dense."""
+    shape = (6, 5, 4, 4)
+    mean, var = moments(shape, layout, LOW)
+    grad = {
+        "expanded": images(1).expand(shape),
+        "expanded over examples": images(1, *shape[1:], layout=layout).expand(shape),
+        "turned": images(*shape, layout=layout).mT,
+        "half of more channels": images(6, 10, 4, 4, layout=layout)[:, 2:7],
+        "cropped": images(6, 5, 6, 6, layout=layout)[:, :, 1:5, 1:5],
+    }[form]
+    assert grad.shape == shape
+    channels = [torch.ones(5), torch.randn(5), torch.randn(5), torch.randn(5), 1 + torch.rand(5)]
+    for dtype in (LOW, torch.float32):
+        found = cpu_cnn.sign_backward(grad, mean, var, *channels, 96.0, dtype)
+        wanted = cpu_cnn.sign_backward(grad.clone(memory_format=layout), mean, var, *channels, 96.0, dtype)
+        assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_sums_of_a_network_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a sum is one number in all places."""
+    if not devices.CPU_HAS_BFLOAT16:
+        pytest.skip("nothing is lowered here")
+    torch.manual_seed(0)
+    net = bqn.nn.Sequential(bqn.nn.Linear(16, 8), bqn.nn.BatchNorm1d(8), bqn.nn.Sign())
+    x, found = torch.randn(5, 16), []
+    for library in (cpu._library, None):
+        monkeypatch.setattr(cpu, "_library", library)
+        net.zero_grad()
+        with torch.enable_grad(), half.lowered():
+            net(x).mean.sum().backward()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in net.parameters()]))  # type: ignore[union-attr]
+    fast, slow = found
+    assert float((fast - slow).norm()) <= 0.02 * float(slow.norm())
 
 
 def test_a_nan_stays_a_nan() -> None:

@@ -10,16 +10,29 @@ from pathlib import Path
 
 SOURCES = [Path(__file__).parents[2] / "src/bqn/propagate" / name for name in ("cpu_kernels.c", "cpu_cnn.c")]
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"]
+TESTS = ("test_cpu.py", "test_compiled.py", "test_cpu_cnn.py")  # between them they call all passes
 RUN = """
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from bqn.propagate import cpu
+from bqn.propagate import cpu, cpu_cnn
 
 cpu._library = cpu.opened(Path(sys.argv[1]))
-sys.exit(pytest.main(["-q", "-x", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", sys.argv[2]]))
+lent = []
+
+
+def work(numbers):
+    # Memory that ends where what was asked for ends, so that a step beside it is seen.
+    lent[:-4] = []
+    lent.append(torch.empty(max(numbers, 1), dtype=torch.float64, device="cpu"))
+    return lent[-1].data_ptr()
+
+
+cpu.work = cpu_cnn.work = work
+sys.exit(pytest.main(["-q", "-x", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[2:]]))
 """
 
 
@@ -34,13 +47,15 @@ def test_no_warnings(tmp_path: Path) -> None:
 
 def test_nothing_is_read_or_written_beside_the_tensors(tmp_path: Path) -> None:
     library = tmp_path / "passes.so"
-    compiled(library, "-O1", "-g", "-DNO_CLONES", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    asked = ["gcc", "-print-file-name=libasan.so"]
-    runtime = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    watched = "-fsanitize=address,undefined,float-cast-overflow"
+    compiled(library, "-O1", "-g", "-DNO_CLONES", watched, "-fno-sanitize-recover=all")
+    # The library of C++ beside it: torch throws, and the sanitizer must find what it watches when it begins.
+    asked = [["gcc", f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so")]
+    runtime = [subprocess.run(each, capture_output=True, text=True, check=True).stdout.strip() for each in asked]
     done = subprocess.run(
-        [sys.executable, "-c", RUN, library, Path(__file__).with_name("test_cpu_cnn.py")],
-        env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"},
+        [sys.executable, "-c", RUN, library, *(Path(__file__).with_name(name) for name in TESTS)],
+        env={**os.environ, "LD_PRELOAD": " ".join(runtime), "ASAN_OPTIONS": "detect_leaks=0"},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[:4000]

@@ -48,6 +48,11 @@ def test_one_point_of_a_sweep_and_one_number_of_levels() -> None:
     ]
     # a value that one network has and another has not
     assert {cell.architecture for cell in plan("figure-power", "best", 1, lams=[2e-4])} == {"mlp"}
+    assert plan("figure-power", "best", 1, models=["mlp"], data=["mnist"], lams=[0.1000000001])[0].variant == "lam-0.1"
+    with pytest.raises(ConfigError, match="lam is not for table1"):
+        plan("table1", lams=[0.1])
+    with pytest.raises(ConfigError, match="levels is not for figure-gap"):
+        plan("figure-gap", levels=[3])
     with pytest.raises(ConfigError, match=r"lam must be one of 0.0001, .*, got 0.07"):
         plan("figure-power", "best", 1, lams=[0.07])
     with pytest.raises(ConfigError, match="levels must be one of 2, 3, 4, 8, got 5"):

@@ -8,7 +8,7 @@ they mean and which every other device, dtype and transform uses:
     moments            sums over inputs with weights of a constant square (`clt`)
     normalized_sign    batch norm and sign (`normalized_sign`)
     common_noise       what sums over units gain that have their inputs in common (`units`), by mean slopes
-    noise_of_each      the same with slopes of each example, behind convolutions
+    noise_of_each      the same with slopes of each example
     with_noise         a variance with that (`together`)
     tilted_likelihood  the bound on the log-likelihood of a softmax (`heads`)
 

@@ -1,7 +1,8 @@
-"""Compiled passes over float32 tensors on a CPU: the formulas of `compiled`, of posteriors and of the softmax.
+"""Compiled passes over tensors on a CPU: the formulas of `compiled`, of posteriors and of the softmax, in float32.
 
 `cpu_kernels.c` is built when the package is installed, if there is a C compiler. Without it, or for other dtypes, other
-layouts, or inside a transform or a compiler, plain torch does the same: `usable` says which. The environment variable
+layouts, or inside a transform or a compiler, plain torch does the same: `usable` says which. A library that was built
+from other sources is left alone, with a warning. The environment variable
 `BQN_CPU_KERNELS=torch` switches the compiled passes off.
 """
 
@@ -11,15 +12,18 @@ import ctypes
 import math
 import os
 import threading
+import warnings
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from bqn.checks import in_plain_torch
 
+_VERSION = 1  # as in `cpu_kernels.c`; to be counted up there and here when the arguments of a pass change
 _POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS = {
     "bqn_tilt_and_kl": [_POINTER] * 4 + [_COUNT],
@@ -52,23 +56,34 @@ _ARGUMENTS = {
     "bqn_low_sign": [_POINTER] * 2 + [_COUNT] + [_POINTER] * 3 + [_COUNT] * 3,
     "bqn_low_sign_flow": [_POINTER] * 7 + [_COUNT] * 3,
     "bqn_low_sign_gradients": [_POINTER] * 9 + [_COUNT] * 4,
+    "bqn_version": [],
 }
-_RESULTS = {"bqn_tilted_likelihood": _COUNT}
+_RESULTS = {"bqn_tilted_likelihood": _COUNT, "bqn_version": _COUNT}
 
 
 def _load() -> ctypes.CDLL | None:
     if os.environ.get("BQN_CPU_KERNELS") == "torch":
         return None
     paths = (Path(__file__).with_name(f"_cpu_kernels{suffix}") for suffix in EXTENSION_SUFFIXES)
-    return next((opened(path) for path in paths if path.exists()), None)
+    path = next((path for path in paths if path.exists()), None)
+    try:
+        return None if path is None else opened(path)
+    except (OSError, AttributeError, ValueError) as error:
+        again = "python setup.py build_ext --inplace, or install the package anew"
+        warnings.warn(
+            f"the compiled passes on a CPU are left unused: {error}; build them again with {again}", stacklevel=2
+        )
+        return None
 
 
 def opened(path: Path) -> ctypes.CDLL:
-    """The passes that are compiled there."""
+    """The passes that are compiled there; raises OSError, AttributeError or ValueError if they are not those of now."""
     library = ctypes.CDLL(os.fspath(path))
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, _RESULTS.get(name)
+    if library.bqn_version() != _VERSION:
+        raise ValueError(f"{path.name} has version {library.bqn_version()}, expected {_VERSION}")
     return library
 
 
@@ -77,7 +92,7 @@ MOST_LEVELS = 16  # of `moments_and_kl`
 
 
 def usable(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether the compiled passes take these tensors: float32, contiguous, of a CPU, and free to be looked at."""
+    """Whether the compiled passes take these tensors: of this dtype, contiguous, of a CPU, and free to be looked at."""
     known = [tensor for tensor in tensors if tensor is not None]
     return available(*known) and all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in known)
 
@@ -85,9 +100,10 @@ def usable(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
 def available(*tensors: Tensor) -> bool:
     """Whether there are compiled passes and they can read the memory of these tensors.
 
-    Not under autocast, which would hand them products in half precision.
+    Not under autocast, which would hand them products in half precision, nor in forward mode, whose tangents they would
+    lose.
     """
-    if _library is None or not in_plain_torch() or torch.is_autocast_enabled("cpu"):
+    if _library is None or not in_plain_torch() or torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
         return False
     return all(tensor.is_cpu and not tensor.is_neg() for tensor in tensors)
 
@@ -109,8 +125,8 @@ _scratch = _Scratch()
 
 def work(numbers: int) -> int:
     """Where there is room for so many numbers in float64."""
-    if _scratch.memory.numel() < numbers:
-        _scratch.memory = torch.empty(2 * numbers, dtype=torch.float64, device="cpu")  # whatever the default is
+    if _scratch.memory.numel() <= numbers:  # for none too: C must not be told of memory that is nowhere
+        _scratch.memory = torch.empty(2 * numbers + 1, dtype=torch.float64, device="cpu")  # whatever the default is
     return _scratch.memory.data_ptr()
 
 

@@ -321,17 +321,18 @@ EXPORT CLONES void bqn_low_statistics(const uint16_t *mean, const uint16_t *var,
             continue;
         }
         for (int64_t c = 0; c < channels; c++, at += inner) {
-            float first = widened(mean[c * inner]), s = 0.0f, q = 0.0f, u = 0.0f;
+            float first = widened(mean[c * inner]);
+            double s = 0.0, q = 0.0, u = 0.0;
 #pragma omp simd reduction(+ : s, q, u)
             for (int64_t i = 0; i < inner; i++) {
-                float d = widened(mean[at + i]) - first;
+                double d = (double)(widened(mean[at + i]) - first);
                 s += d;
                 q += d * d;
-                u += widened(var[at + i]);
+                u += (double)widened(var[at + i]);
             }
-            sums[c] += (double)s;
-            squares[c] += (double)q;
-            noise[c] += (double)u;
+            sums[c] += s;
+            squares[c] += q;
+            noise[c] += u;
         }
     }
     for (int64_t c = 0; c < channels; c++) {

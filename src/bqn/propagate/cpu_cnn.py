@@ -16,12 +16,14 @@ from bqn.propagate.windows import output_size
 
 _LOW = torch.bfloat16
 _BLOCK = 16  # as in the C source
+_WIDEST = 32  # places of a window along one axis: more are summed up position by position for too long
 _MOST_PLACES = 4 * _BLOCK
 
 
 def averages(x: Tensor, kernel: tuple[int, ...]) -> bool:
     """Whether `window_means` takes these images, and `window_means_backward` these gradients."""
-    return len(kernel) in (1, 2) and x.dim() == len(kernel) + 2 and x.numel() > 0 and _takes(x) and x.dtype == _LOW
+    few = len(kernel) in (1, 2) and max(kernel) <= _WIDEST
+    return few and x.dim() == len(kernel) + 2 and x.numel() > 0 and _takes(x) and x.dtype == _LOW
 
 
 def _takes(*tensors: Tensor) -> bool:
@@ -41,8 +43,6 @@ def window_means(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) ->
     """The mean over the window that begins at each position that a stride comes to, `(N, C, *in)` to `(N, C, *out)`."""
     innermost = x.shape[1] if not x.is_contiguous() else 1
     sizes = [output_size(*each, 0) for each in zip(x.shape[2:], kernel, stride, strict=True)]
-    if min(sizes) < 1:
-        raise ValueError(f"a window of {kernel} does not fit into an image of {tuple(x.shape[2:])}")
     layout = torch.channels_last if innermost > 1 else torch.contiguous_format
     out = torch.empty((*x.shape[:2], *sizes), dtype=x.dtype, device=x.device, memory_format=layout)
     (height, width), window, step = ((1, *numbers)[-2:] for numbers in (x.shape[2:], kernel, stride))
@@ -202,7 +202,8 @@ def sign_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """As `normalized_sign._backward`, of moments in bfloat16 to gradients in that or in float32."""
     layout = torch.contiguous_format if mean.is_contiguous() else torch.channels_last
-    grad, sizes = grad.to(dtype=_LOW, memory_format=layout), _walk(mean)
+    # `to` alone keeps a tensor that is expanded or cropped as it is; the pass reads one that is dense.
+    grad, sizes = grad.to(_LOW).contiguous(memory_format=layout), _walk(mean)
     flow = torch.empty_like(mean, dtype=torch.float32)
     pulls = torch.empty(mean.shape[1], dtype=torch.float64, device=mean.device)
     cpu.library().bqn_low_sign_flow(*map(pointer, (grad, mean, var, sign, shift, flow, pulls)), *sizes)

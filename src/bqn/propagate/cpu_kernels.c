@@ -5,6 +5,12 @@
  */
 #include "cpu_math.h"
 
+/* Which passes these are, with which arguments, as `_VERSION` in `propagate/cpu.py`. */
+EXPORT int64_t bqn_version(void)
+{
+    return 1;
+}
+
 static const double EASY_UP_TO = 4.0; /* as in `heads` */
 static const float TINY = 1.1754944e-38f; /* the smallest normal float */
 
@@ -13,8 +19,8 @@ static const float TINY = 1.1754944e-38f; /* the smallest normal float */
 EXPORT CLONES void bqn_tilt_and_kl(const float *logits, float *tilt, float *noise, float *kl, int64_t count)
 {
     double total = 0.0;
-    for (int64_t begin = 0; begin < count; begin += 4096) {
-        int64_t end = begin + 4096 < count ? begin + 4096 : count;
+    for (int64_t begin = 0; begin < count; begin += 512) { /* sums of few in float32 keep their digits */
+        int64_t end = begin + 512 < count ? begin + 512 : count;
         float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
         for (int64_t i = begin; i < end; i++) {

@@ -43,8 +43,8 @@ static INLINE inline float pick(int condition, float yes, float no)
 static INLINE inline float exp_negative(float x)
 {
     x = pick(x < -87.0f, -87.0f, x);
-    float steps = x * 1.44269504f - 0.5f;
-    int32_t whole = (int32_t)steps; /* towards zero, and x is not positive: the nearest */
+    float steps = pick(x == x, x, -87.0f) * 1.44269504f - 0.5f; /* a NaN is no number of steps, and stays in r */
+    int32_t whole = (int32_t)steps;                             /* towards zero, and x is not positive: the nearest */
     float n = (float)whole;
     float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
@@ -54,7 +54,7 @@ static INLINE inline float exp_negative(float x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    uint32_t bits = (uint32_t)(whole + 127) << 23; /* unsigned: of a NaN nothing is known but that it overflows nothing */
+    uint32_t bits = (uint32_t)(whole + 127) << 23;
     float scale;
     memcpy(&scale, &bits, sizeof scale);
     return p * scale;

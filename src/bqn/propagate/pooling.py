@@ -42,6 +42,8 @@ def strided_average(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...])
     On a CPU the shifted images are added up, many times as fast as the pooling of torch; in bfloat16 they are added up
     in float32 and rounded once.
     """
+    if any(window > size for window, size in zip(kernel, x.shape[2:], strict=True)):
+        raise ValueError(f"a window of {kernel} does not fit into an image of {tuple(x.shape[2:])}")
     if cpu_cnn.averages(x, kernel):
         return cpu_cnn.window_means(x, kernel, stride)
     if devices.kind(x) != "cpu" or x.dtype not in (torch.float32, torch.float64):
@@ -73,7 +75,9 @@ class _Average(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-        return strided_average(x, kernel, stride)
+        # Torch is slow for each output, adding up for each place: it wins where windows are large.
+        few = cpu_cnn.averages(x, kernel) or (math.prod(kernel) <= _FEW and x.is_contiguous())
+        return strided_average(x, kernel, stride) if few else _average(x, kernel, stride)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -203,9 +203,15 @@ def _kept(
     level: Tensor | None,
 ) -> bool:  # fmt: skip
     """Whether `compiled.noise_of_each` does it: on a CPU, where what reaches all sums is not too much to keep."""
-    few = slope.shape[0] * outer.shape[0] * inner.shape[1] <= _KEPT_AT_MOST
+    width, inputs = inner.shape
+    kept = slope.shape[0] * outer.shape[0] * (width + inputs * (1 if near is None else 2))
     whole = cpu.usable(outer, slope, inner, near, pairs)
-    return few and whole and all(cpu.usable(each, dtype=var.dtype) for each in (var, level)) and var.dtype in _PRODUCTS
+    return (
+        kept <= _KEPT_AT_MOST
+        and whole
+        and all(cpu.usable(each, dtype=var.dtype) for each in (var, level))
+        and var.dtype in _PRODUCTS
+    )
 
 
 def _by_mean_slopes(outer: Tensor, slope: Tensor, inner: Tensor, var: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from bqn.choices import expected_one_of
 from bqn.data import available
@@ -23,6 +24,7 @@ TARGETS: Mapping[str, str] = {
 }
 TABLES = ("table1", "table2", "table3")
 FIGURES = ("figure-power", "figure-gap")
+_Number = TypeVar("_Number", int, float)
 
 # Ten seeds as in the paper, five for CIFAR-10; fewer where many settings are compared.
 SEEDS, SEEDS_CIFAR, SEEDS_OF_MANY = 10, 5, 3
@@ -71,10 +73,13 @@ def plan(
     if target == "levels" and recipe != "best":
         raise ConfigError(f"recipe must be best for levels, got {recipe!r}")
     chosen = networks(models, data)
-    if target in FIGURES and lams is not None:
-        _require_known("lam", {lam for network in chosen for lam in recipes.swept(target, recipe, *network)}, lams)
-    if target == "levels" and levels is not None:
-        _require_known("levels", recipes.LEVELS, levels)
+    if lams is not None:
+        swept = (
+            {lam for network in chosen for lam in recipes.swept(target, recipe, *network)} if target in FIGURES else ()
+        )
+        lams = _known("lam", target, swept, lams)
+    if levels is not None:
+        levels = _known("levels", target, recipes.LEVELS if target == "levels" else (), levels)
     cells: list[Cell] = []
     for architecture, name in chosen:
         variants = _variants(target, recipe, architecture, name, ideas, lams, levels)
@@ -110,11 +115,15 @@ def networks(models: Sequence[str] | None, data: Sequence[str] | None) -> list[t
     return list(dict.fromkeys(ours + [(model, name) for model in models or ("mlp",) for name in others]))
 
 
-def _require_known(what: str, known: Iterable[float], asked: Sequence[float]) -> None:
-    names = [f"{number:g}" for number in sorted(known)]
+def _known(what: str, target: str, known: Iterable[_Number], asked: Sequence[_Number]) -> list[_Number]:
+    """Those of the numbers that a target has which were asked for, each by its six digits."""
+    names = {f"{number:g}": number for number in sorted(known)}
+    if not names:
+        raise ConfigError(f"{what} is not for {target}")
     for number in asked:
         if f"{number:g}" not in names:
             raise ConfigError(f"{what} must be one of {', '.join(names)}, got {number:g}")
+    return [names[f"{number:g}"] for number in asked]
 
 
 def _variants(
