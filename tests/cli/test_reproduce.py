@@ -138,6 +138,8 @@ def test_the_page_has_no_place_for_other_data(bqn):
         (("table1", "--model", "mlp,resnet"), "model must be one of"),
         (("table1", "--data", "kmnst"), "data must be one of"),
         (("table1", "--idea", "jensen"), "--idea is not for table1"),
+        (("table1", "--out", "file"), "--out takes a folder, and file is a file"),
+        (("page", "--docs", "file"), "--docs takes a folder, and file is a file"),
         (("table1", "--seeds", "2", "--seed", "1"), "--seeds and --seed cannot be given together"),
         (("table4", "--seed", "1"), "--seed is not for table4"),
         (("table1", "--lam", "0.1"), "--lam is not for table1"),
@@ -158,6 +160,7 @@ def test_the_page_has_no_place_for_other_data(bqn):
     ],
 )
 def test_bad_input(bqn, arguments, message):
+    Path("file").touch()
     assert message in bqn("reproduce", *arguments).fails(2)
 
 

@@ -131,6 +131,9 @@ def reproduce(
     if target not in (*TARGETS, _PAGE):
         raise UsageError(expected_one_of("TARGET", (*TARGETS, _PAGE), target))
     _require_sense(context, target)
+    for option, folder in (("--out", out), ("--work", work), ("--docs", docs)):
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"{option} takes a folder, and {folder} is a file")
     if seeds is not None and seed is not None:
         raise UsageError("--seeds and --seed cannot be given together")
     choose_device(device)
@@ -185,6 +188,8 @@ def reproduce(
         table.add_row(*in_words(row))
     on_page = any((cell.architecture, cell.data) in paper.NETWORKS for cell in cells)
     judged = [footnote("Judged on validation examples.")] if any(row["part"] == "validation" for row in rows) else []
+    if any(row["mode"] != "analytic" for row in rows):
+        judged.append(footnote("Without recalibration; records and the page have it with, too."))
     show(table, *judged, _ending(missing, out, out, on_page))
 
 
@@ -273,7 +278,10 @@ def _tell_plan(rows: Sequence[dict[str, Any]], found: int, missing: int, as_json
     table = new_table("run", "epochs", "planned", "recorded")
     for row in rows:
         table.add_row(row["run"], str(row["epochs"]), str(row["planned"]), str(row["recorded"]))
-    show(table, f"{found} runs are recorded, {missing} are not")
+    show(
+        table,
+        f"{found} {'run is' if found == 1 else 'runs are'} recorded, {missing} {'is' if missing == 1 else 'are'} not",
+    )
 
 
 def _tell_files(written: Sequence[Path], as_json: bool) -> None:

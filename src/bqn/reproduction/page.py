@@ -47,15 +47,16 @@ def pages(out: str | Path = "results") -> dict[str, str]:
 
 def _results(out: Path, drawn: Sequence[str]) -> str:
     text = template("results.md")
+    unknown = without_record(text, out)
     return quoted(text, out).format(
-        whose_words=_whose_words(without_record(text, out)),
+        whose_words=_whose_words(unknown),
         short=tables.SHORT,
         nothing=tables.NOTHING,
         scoreboard=tables.scoreboard(out),
         missing=coverage(out),
         cost=provenance.cost(out),
         many_settings=many_settings(out),
-        shortfalls=shortfalls(out),
+        shortfalls=shortfalls(out, words=not unknown),
         table1=tables.table1(out),
         table2=tables.table2(out),
         table3=tables.table3(out),
