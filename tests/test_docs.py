@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from statistics import mean
 
 import pytest
 import torch
@@ -108,18 +107,21 @@ def test_table_of_units_is_that_of_the_record() -> None:
 
 
 def test_table_of_the_readme_is_that_of_the_records() -> None:
+    from bqn.reproduction import records
+
     page = (ROOT / "README.md").read_text()
     rows = re.findall(r"^\| (MLP|CNN|VGG), ([\w-]+) \| (.*) \|$", page, re.MULTILINE)
     rows = [row for row in rows if "%" in row[2]]
     assert len(rows) == 7
     for architecture, data, cells in rows:
-        name = f"{architecture}-{data}".lower().replace("cifar-10", "cifar10")
-        records = [json.loads(path.read_text()) for path in (ROOT / f"results/{name}/best").glob("seed-*.json")]
+        data = data.lower().replace("-10", "10")
+        runs = records.seeds(architecture.lower(), data, "best", ROOT / "results")
         modes = ("analytic", "mc_recalibrated", "map_recalibrated")
         for mode, cell in zip(modes, cells.split(" | ")[::2], strict=True):
-            scores = [record["test"][mode] for record in records]
-            nll, error = (mean(score[key] for score in scores) for key in ("nll", "error"))
-            assert cell == f"{nll:.3f} / {100 * error:.2f} %"
+            nll, error = (records.figure(runs, "test", mode, key) for key in ("nll", "error"))
+            assert nll is not None
+            assert error is not None
+            assert cell == f"{nll.mean:.3f} / {100 * error.mean:.2f} %"
 
 
 def test_table_of_the_rivals_is_that_of_the_records() -> None:
@@ -149,7 +151,7 @@ def test_table_of_distillation_is_that_of_the_records() -> None:
     page = (ROOT / "docs/deploy.md").read_text()
     for model, data in paper.NETWORKS:
         rows = [row for row in records.seeds(model, data, "best", ROOT / "results") if "map_distilled" in row["test"]]
-        assert len(rows) == (1 if model == "vgg" else 5)
+        assert len(rows) == {"vgg-cifar10": 1, "cnn-mnist": 10}.get(f"{model}-{data}", 5)
         name = tables.title(model, data).replace(" ", ", ", 1)
         cells = []
         for mode in modes:
