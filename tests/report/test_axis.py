@@ -35,6 +35,8 @@ def test_marks_are_round() -> None:
     assert [text for _, text in Axis("x", -0.3, 0.3).ticks()] == ["−0.2", "0.0", "0.2"]
     assert [text for _, text in Axis("x", 0, 50_000).ticks()][1] == "10,000"
     assert [text for _, text in Axis("x", 0.01, 10, log=True).ticks()] == ["0.01", "0.1", "1", "10"]
+    many = Axis("x", 1e-9 / 1.3, 0.03 * 1.3, log=True)  # eight powers of ten, whose names would run into each other
+    assert [text for _, text in many.ticks()] == ["1e−09", "1e−07", "1e−05", "0.001"]
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 7, 40, 1000])

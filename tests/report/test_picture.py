@@ -37,6 +37,24 @@ def test_a_document_with_every_chart_in_its_place():
     assert height >= third[1] + 100
 
 
+def test_a_legend_that_is_too_long_goes_on_in_the_next_line():
+    names = ["first of four", "second of the four", "third of all the four", "fourth"]
+    entries = [("mc", name, "circle") for name in names]
+    tops, starts = {}, {}
+    for columns in (1, 3):
+        svg = ElementTree.fromstring(picture([[chart("one")] * columns], entries, "one"))
+        places = [element.attrib["transform"] for element in svg.findall(f"{SVG}g")]
+        tops[columns] = float(places[-1].rstrip(")").split()[1])
+        written = [element for element in svg.findall(f"{SVG}text") if element.text in names]
+        width = float(svg.attrib["viewBox"].split()[2])
+        assert all(float(each.attrib["x"]) + 6.6 * len(each.text) < width for each in written)
+        starts[columns] = [float(each.attrib["y"]) for each in written]
+    assert len(set(starts[3])) == 1
+    assert starts[1] == sorted(starts[1])
+    assert len(set(starts[1])) == 2
+    assert tops[1] - tops[3] == starts[1][-1] - starts[1][0] > 0  # the charts make room
+
+
 def test_the_style_is_inside_and_follows_the_dark():
     style = ElementTree.fromstring(picture([[chart("one")]], [], "one")).find(f"{SVG}style").text
     assert "prefers-color-scheme: dark" in style

@@ -78,7 +78,9 @@ class Axis:
             marked = [value for value in marked if self.low <= value <= self.high]
             if len(marked) >= 3:
                 break
-        return marked[:: math.ceil(len(marked) / (2 * self.marks))]
+        # Powers of ten that are this many are long in writing; every second or third of them is as good.
+        most = self.marks + 2 if factors == (1,) else 2 * self.marks
+        return marked[:: math.ceil(len(marked) / most)]
 
     def _text(self, value: float, step: float | None) -> str:
         factor = 100 if self.percent else 1

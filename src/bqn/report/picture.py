@@ -8,7 +8,7 @@ from bqn.report.chart import WIDTH, Chart, key
 from bqn.report.markup import Markup, number, tag
 from bqn.report.style import CHART_STYLE
 
-_MARGIN, _GAP, _LEGEND = 12.0, 18.0, 30.0
+_MARGIN, _GAP, _LEGEND, _LINE = 12.0, 18.0, 30.0, 18.0
 _CHARACTER = 6.6  # average width of one in the legend
 
 
@@ -22,8 +22,8 @@ def picture(rows: Sequence[Sequence[Chart]], entries: Iterable[tuple[str, str, s
     description : what the picture shows, for those who cannot see it
     """
     width = 2 * _MARGIN + max(len(row) for row in rows) * (WIDTH + _GAP) - _GAP
-    parts: list[Markup] = [*_legend(entries)]
-    top = _LEGEND
+    parts, lines = _legend(entries, width - _MARGIN)
+    top = _LEGEND + (lines - 1) * _LINE
     for row in rows:
         for column, chart in enumerate(row):
             move = f"translate({number(_MARGIN + column * (WIDTH + _GAP))} {number(top)})"
@@ -47,10 +47,15 @@ def picture(rows: Sequence[Sequence[Chart]], entries: Iterable[tuple[str, str, s
     )
 
 
-def _legend(entries: Iterable[tuple[str, str, str]]) -> list[Markup]:
-    parts, left = [], _MARGIN
+def _legend(entries: Iterable[tuple[str, str, str]], end: float) -> tuple[list[Markup], int]:
+    """The legend, and how many lines it takes so that none goes beyond `end`."""
+    parts: list[Markup] = []
+    left, line = _MARGIN, 0
     for style, text, sign in entries:
-        parts.append(tag("g", key(style, sign), transform=f"translate({number(left)} 9)"))
-        parts.append(tag("text", text, x=left + 26, y=19))
-        left += 26 + _CHARACTER * len(text) + 22
-    return parts
+        long = 26 + _CHARACTER * len(text)
+        if left + long > end and left > _MARGIN:
+            left, line = _MARGIN, line + 1
+        parts.append(tag("g", key(style, sign), transform=f"translate({number(left)} {number(9 + line * _LINE)})"))
+        parts.append(tag("text", text, x=left + 26, y=19 + line * _LINE))
+        left += long + 22
+    return parts, line + 1
