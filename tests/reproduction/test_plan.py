@@ -39,7 +39,7 @@ def test_levels() -> None:
 
 
 def test_one_point_of_a_sweep_and_one_number_of_levels() -> None:
-    assert plan("figure-power", "best", 1, models=["cnn"], data=["mnist"], lams=[0.1, 0.01]) == [
+    assert plan("figure-power", "best", 1, models=["cnn"], data=["mnist"], lams=[0.1, 0.03]) == [
         Cell("cnn", "mnist", "best", "", 0),
         Cell("cnn", "mnist", "best", "lam-0.1", 0),
     ]
