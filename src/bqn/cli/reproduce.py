@@ -18,11 +18,11 @@ from bqn.cli._errors import InterruptedRunError, UsageError, settings_are_usage
 from bqn.cli._options import AsJson, DataDir, Device, Quiet, choose_device
 from bqn.cli._tables import comparison_table, new_table
 from bqn.cli._training import stop_on_interrupt
-from bqn.comparison import Task
+from bqn.comparison import Plan, RecordFolder, Task, run_plan
 from bqn.comparison import summarize as compare
 from bqn.comparison.words import notes
 from bqn.reproduction import TARGETS, Cell, paper, plan, run
-from bqn.reproduction.boston import boston_folder, plan_boston, run_boston
+from bqn.reproduction.boston import boston_folder, plan_boston
 from bqn.reproduction.page import write_pages
 from bqn.reproduction.plan import FIGURES
 from bqn.reproduction.recipes import RECIPES
@@ -36,6 +36,8 @@ bqn reproduce table1 --model cnn --data kmnist --recipe best
 bqn reproduce table1 --model cnn --data kmnist --seed 3 --out again
 bqn reproduce figure-power --model cnn --data mnist --lam 0.1 --seed 0
 bqn reproduce figure-gap --recipe paper --dry-run
+bqn reproduce table4 --recipe paper --one-split
+bqn reproduce table4 --method pbp --seed 7 --out again
 bqn reproduce page
 """
 
@@ -44,10 +46,10 @@ _PAGE = "page"
 # Options that a target has no use for.
 _USELESS = {
     _PAGE: {
-        "recipe", "seeds", "seed", "model", "data", "idea", "lam", "levels", "work", "together", "redo", "dry_run",
-        "device", "data_dir",
+        "recipe", "seeds", "seed", "model", "data", "idea", "lam", "levels", "method", "one_split", "work", "together",
+        "redo", "dry_run", "device", "data_dir",
     },
-    "table4": {"seed", "model", "data", "idea", "lam", "levels", "work", "docs", "together", "redo", "device"},
+    "table4": {"model", "data", "idea", "lam", "levels", "work", "docs", "together", "redo", "device"},
 }  # fmt: skip
 # Options that some targets alone have a use for.
 _USEFUL = {"ablations": {"idea"}, "levels": {"levels"}, **{figure: {"lam"} for figure in FIGURES}}
@@ -69,13 +71,19 @@ def reproduce(
             "--seeds",
             metavar="N",
             min=1,
-            help="Runs of each setting, from seed 0 on; splits for table4.",
+            help="Runs of each setting, from seed 0 on; for table4 splits, or with --one-split seeds.",
             show_default="10; 5 on cifar10; 3 for figures, levels, ablations; 20 splits",
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", metavar="K", min=0, help="Only the runs of this seed.", show_default="all of --seeds"),
+        typer.Option(
+            "--seed",
+            metavar="K",
+            min=0,
+            help="Only the runs of this seed, for table4 of this split.",
+            show_default="all of --seeds",
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -96,6 +104,16 @@ def reproduce(
         str | None,
         typer.Option("--levels", metavar="A,B,…", help="For levels: only so many.", show_default="2,3,4,8"),
     ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option("--method", metavar="A,B,…", help="For table4: only these methods.", show_default="all"),
+    ] = None,
+    one_split: Annotated[
+        bool,
+        typer.Option(
+            "--one-split", metavar="", help="For table4: seeds of the first split, as in the paper, instead of splits."
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the records.")] = Path(
         "results"
     ),
@@ -141,7 +159,9 @@ def reproduce(
         _tell_files(write_pages(out, docs), as_json)
         return
     if target == "table4":
-        _table4(recipe, seeds, out, data_dir, dry_run, as_json, quiet)
+        with settings_are_usage():
+            boston = plan_boston(recipe, seeds, one_split=one_split, methods=_names(method), seed=seed, root=data_dir)
+        _table4(boston, recipe, boston_folder(out, recipe, one_split), out, data_dir, dry_run, as_json, quiet)
         return
     with settings_are_usage():
         cells = plan(
@@ -195,7 +215,9 @@ def reproduce(
 
 def _require_sense(context: typer.Context, target: str) -> None:
     """Raise for an option that was given and would do nothing."""
-    useless = _USELESS.get(target, {"docs", "idea", "lam", "levels"} - _USEFUL.get(target, set()))
+    useless = _USELESS.get(
+        target, {"docs", "idea", "lam", "levels", "method", "one_split"} - _USEFUL.get(target, set())
+    )
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         if option.name in useless and source is not None and source.name == "COMMANDLINE":
@@ -232,35 +254,35 @@ def _numbers(option: str, text: str | None, kind: type[_Number]) -> list[_Number
 
 
 def _table4(
-    recipe: str, splits: int | None, out: Path, data_dir: Path | None, dry_run: bool, as_json: bool, quiet: bool
-) -> None:
-    with settings_are_usage():
-        wanted = plan_boston(recipe, splits, root=data_dir)
-    folder = boston_folder(out, recipe)
+    wanted: Plan, recipe: str, folder: RecordFolder, out: Path, data_dir: Path | None, dry_run: bool, as_json: bool,
+    quiet: bool,
+) -> None:  # fmt: skip
     known = {method: set(record.replicates) for method, record in folder.read_all(wanted).items()}
     missing = [task for task in wanted.tasks if task.replicate not in known.get(task.method, ())]
     if dry_run:
         rows = [
             {
-                "run": f"boston/{method}",
-                "epochs": next(task.config.epochs for task in wanted.tasks if task.method == method),
-                "planned": wanted.replicates,
-                "recorded": len(known.get(method, set()) & set(range(wanted.replicates))),
+                "run": f"{folder.path.name}/{method}",
+                "epochs": tasks[0].config.epochs,
+                "planned": len(tasks),
+                "recorded": sum(task.replicate in known.get(method, ()) for task in tasks),
             }
             for method in wanted.methods
+            if (tasks := [task for task in wanted.tasks if task.method == method])
         ]
         _tell_plan(rows, len(wanted.tasks) - len(missing), len(missing), as_json)
         return
     finished = len(wanted.tasks) - len(missing)
+    unit = "split" if wanted.resampled else "seed"
 
     def tell(task: Task, seconds: float) -> None:
         nonlocal finished
         finished += 1
         if not quiet:
-            note(f"{finished}/{len(wanted.tasks)} {task.method}, split {task.replicate}: trained in {seconds:.1f} s")
+            note(f"{finished}/{len(wanted.tasks)} {task.method}, {unit} {task.replicate}: trained in {seconds:.1f} s")
 
     try:
-        run_boston(recipe, splits, out=out, root=data_dir, jobs=os.cpu_count() or 1, report=tell)
+        run_plan(wanted, folder, root=data_dir, jobs=os.cpu_count() or 1, report=tell)
     except KeyboardInterrupt:
         raise InterruptedRunError(_GOES_ON) from None
     summary = compare(wanted, folder.read_all(wanted))

@@ -60,6 +60,7 @@ def make_plan(
     *,
     root: str | Path | None = None,
     target: str | None = None,
+    one_split: int | None = None,
 ) -> Plan:
     """Check what the user asks for and work it out.
 
@@ -71,6 +72,9 @@ def make_plan(
         How many: published ones, random ones where the set has none, or seeds where its test examples are given. All
         published splits by default, or five.
     settings : by method, "" for all methods: fields of `TrainConfig` by name, over the presets
+    one_split : int or None
+        The one split that all replicates are trained and tested on; they differ by their seeds then, and `splits` says
+        how many. By default each has its own, where the set has several.
     """
     _require_methods(methods)
     given = settings or {}
@@ -79,6 +83,11 @@ def make_plan(
             raise ConfigError(f"{name} has settings, but is none of the methods: {', '.join(methods)}")
     source = PUBLISHED.get(data, data)
     task, most, resampled = _nature(source, root, target)
+    if one_split is not None:
+        if not resampled or one_split < 0 or (most is not None and one_split >= most):
+            known = "no splits to choose from" if not resampled else f"{most or 'random'} splits, counted from 0"
+            raise ConfigError(f"{data} has {known}, got one_split {one_split}")
+        most, resampled = None, False
     count = (most if resampled and most is not None else _FEW_SPLITS) if splits is None else splits
     if count < 1:
         raise ConfigError(f"splits must be at least 1, got {count}")
@@ -88,7 +97,12 @@ def make_plan(
     for replicate in range(count):
         for method in methods:
             chosen: dict[str, Any] = {**given.get("", {}), **given.get(method, {})}
-            fixed = {"data": source, "split": replicate if resampled else 0, "seed": replicate, "method": method}
+            fixed = {
+                "data": source,
+                "split": replicate if resampled else one_split or 0,
+                "seed": replicate,
+                "method": method,
+            }
             for name in fixed.keys() & chosen.keys():
                 raise ConfigError(f"{name} cannot be set: the comparison chooses it")
             if target is not None:

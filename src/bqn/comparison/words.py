@@ -43,7 +43,8 @@ def describe_rows(summary: Mapping[str, Any]) -> list[list[str]]:
 def notes(summary: Mapping[str, Any]) -> str:
     """What the columns mean."""
     told = "in 90%: share of targets in that interval" if summary["task"] == "regression" else "ECE over 15 bins"
-    source = "" if summary["source"] == summary["data"] else f"the published splits of {summary['source']}; "
+    splits = "the published splits" if summary["replicates"] == "splits" else "one of the published splits"
+    source = "" if summary["source"] == summary["data"] else f"{splits} of {summary['source']}; "
     count = len(summary["splits"])
     unit = summary["replicates"] if count != 1 else summary["replicates"].removesuffix("s")
     return (
