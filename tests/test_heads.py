@@ -150,6 +150,35 @@ def test_tilted_never_falls_below_jensen(log_var: float, spread: float, seed: in
 
 
 @pytest.mark.parametrize("bound", ["tilted", "jensen"])
+@pytest.mark.parametrize("kind", ["gaussian", "categorical", "tensor"])
+def test_smoothed_labels_are_averages_over_classes(bound: str, kind: str) -> None:
+    """(1 - ε) of the bound for the label and ε of the average over all labels, whatever the belief."""
+    head = bqn.SoftmaxHead(9).double()
+    mean = torch.randn(4, 5, generator=torch.Generator().manual_seed(2)).double()
+    belief = {
+        "gaussian": bqn.Gaussian(mean, mean.abs() + 0.5),
+        "categorical": random_categorical((4, 5), (-1.0, 0.5, 2.0), torch.float64),
+        "tensor": mean,
+    }[kind]
+    y = torch.tensor([0, 4, 2, 2])
+    every = torch.stack([head.log_likelihood(belief, torch.full((4,), k), bound=bound) for k in range(5)], -1)
+    own = every.gather(-1, y[:, None]).squeeze(-1)
+    smoothed = head.log_likelihood(belief, y, bound=bound, smoothing=0.2)
+    assert_close(smoothed, 0.8 * own + 0.2 * every.mean(-1))
+    with pytest.raises(ValueError, match="smoothing must be at least 0 and below 1, got 1"):
+        head.log_likelihood(belief, y, smoothing=1.0)
+
+
+def test_smoothed_labels_in_single_precision_with_the_compiled_pass() -> None:
+    head = bqn.SoftmaxHead(9)
+    mean = torch.randn(6, 10, generator=torch.Generator().manual_seed(2))
+    belief, y = bqn.Gaussian(mean, mean.square()), torch.arange(6)
+    wide = bqn.Gaussian(mean.double(), mean.double().square())
+    expected = bqn.SoftmaxHead(9).double().log_likelihood(wide, y, smoothing=0.1).float()
+    assert_close(head.log_likelihood(belief, y, smoothing=0.1), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bound", ["tilted", "jensen"])
 def test_bounds_hold_for_discrete_logits(bound: str) -> None:
     """Against the enumerated expectation; a Gaussian of the same moments would exceed it here."""
     head = bqn.SoftmaxHead(1, scale=2.0).double()

@@ -64,7 +64,9 @@ class SoftmaxHead(nn.Module):
         inverse = torch.exp(-self.log_scale)
         return mean * inverse, None if var is None else var * inverse.square()
 
-    def log_likelihood(self, belief: Belief, y: Tensor, bound: str = "tilted", validate: bool = True) -> Tensor:
+    def log_likelihood(
+        self, belief: Belief, y: Tensor, bound: str = "tilted", validate: bool = True, smoothing: float = 0.0
+    ) -> Tensor:
         """A lower bound on E[log p(y | h)] per example for independent h; the value itself where h is known.
 
         A Gaussian enters with its two moments, a Categorical with its whole law: it is a bound for both.
@@ -77,11 +79,25 @@ class SoftmaxHead(nn.Module):
             The tilted bound is never below Jensen's.
         validate : bool
             Whether the labels are looked at, which makes a GPU wait.
+        smoothing : float
+            Label smoothing: so much of each label counts as every class alike. The bound is then one on the
+            log-likelihood that such labels expect.
 
         Returns
         -------
         Tensor `(N,)`
         """
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"smoothing must be at least 0 and below 1, got {smoothing}")
+        likelihood = self._bound(belief, y, bound, validate)
+        if not smoothing:
+            return likelihood
+        mean, _ = self._logits(belief)
+        # All labels have the normalizer in common, which is what the bound is on: the rest is linear in the means.
+        target = mean.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)
+        return likelihood + smoothing * (mean.mean(-1) - target)
+
+    def _bound(self, belief: Belief, y: Tensor, bound: str, validate: bool) -> Tensor:
         if bound not in BOUNDS:
             raise ValueError(f"bound must be one of {', '.join(BOUNDS)}, got {bound!r}")
         if bound == "tilted" and isinstance(belief, Gaussian) and self._compiled(belief, y):

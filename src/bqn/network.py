@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -92,7 +92,9 @@ class Network(nn.Module):
         terms = [weight.kl() for weight in self.modules() if isinstance(weight, Weight)]
         return torch.stack(terms).sum() if terms else torch.zeros(())
 
-    def elbo_terms(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> ElboTerms:
+    def elbo_terms(
+        self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str | float
+    ) -> ElboTerms:
         """The objective with its terms; arguments as for `elbo`."""
         _require_data_size(data_size)
         with computed_once(self):
@@ -116,21 +118,23 @@ class Network(nn.Module):
         with computed_once(self):
             analytic = self._log_likelihoods(x, y, **options)
             with drawn(self.body, draws):
-                sampled = self._log_likelihoods(x, y)
+                sampled = self._log_likelihoods(x, y, **options)
             return combine(0.5 * (analytic + sampled), self.kl(), data_size, lam)
 
-    def drawn_elbo_terms(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, draws: Draws) -> ElboTerms:
+    def drawn_elbo_terms(
+        self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, draws: Draws, **options: str | float
+    ) -> ElboTerms:
         """The objective with the log-likelihood of a network that was drawn from the posterior, as
         `half_drawn_elbo_terms` has it in one half; nothing in it is a bound."""
         _require_data_size(data_size)
         with computed_once(self), drawn(self.body, draws):
-            return combine(self._log_likelihoods(x, y), self.kl(), data_size, lam)
+            return combine(self._log_likelihoods(x, y, **options), self.kl(), data_size, lam)
 
-    def _log_likelihoods(self, x: Tensor, y: Tensor, **options: str) -> Tensor:
+    def _log_likelihoods(self, x: Tensor, y: Tensor, **options: Any) -> Tensor:
         belief = half.raised(self(x), torch.float32)  # bounds need the digits that half precision lacks
         return self.head.log_likelihood(belief, y, validate=self.validate, **options)
 
-    def elbo(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> Tensor:
+    def elbo(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str | float) -> Tensor:
         """What training maximizes: mean log-likelihood bound minus `lam / data_size` times the KL; a scalar.
 
         Parameters
@@ -142,7 +146,7 @@ class Network(nn.Module):
         lam : float
             Weight λ of the KL.
         **options
-            Passed to the head's `log_likelihood`, for example `bound="jensen"`.
+            Passed to the head's `log_likelihood`, for example `bound="jensen"` or `smoothing=0.1`.
         """
         return self.elbo_terms(x, y, data_size, lam, **options).value
 

@@ -65,7 +65,9 @@ class FilteredNetwork(Network):
         output = forward(self.layers(state), self.nonlinearity, to_array(x.flatten(1))).output
         return Gaussian(*(torch.from_numpy(part).to(x) for part in output))
 
-    def elbo_terms(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> ElboTerms:
+    def elbo_terms(
+        self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str | float
+    ) -> ElboTerms:
         """The mean log-evidence of the batch, with the step that the filter takes as its gradient; λ plays no part."""
         state = self.state()
         evidence = self.learn(state, to_array(x.flatten(1)), to_array(y), data_size)

@@ -32,8 +32,15 @@ class OneVersusRestHead(SoftmaxHead):
         """`(N, K)`."""
         raise NotImplementedError
 
-    def log_likelihood(self, belief: Belief, y: Tensor, bound: str = "tilted", validate: bool = True) -> Tensor:
-        """log of the probability that output y says yes and all others no: `(N,)`. There is one `bound` only."""
+    def log_likelihood(
+        self, belief: Belief, y: Tensor, bound: str = "tilted", validate: bool = True, smoothing: float = 0.0
+    ) -> Tensor:
+        """log of the probability that output y says yes and all others no: `(N,)`.
+
+        There is one `bound` only, and no `smoothing`.
+        """
+        if smoothing:
+            raise ValueError(f"smoothing must be 0 for a head of one class against the rest, got {smoothing}")
         odds = self.log_odds(belief)
         require_labels(y, odds.shape[:1], odds.shape[-1], read=validate)
         said = 2 * nn.functional.one_hot(y.long(), odds.shape[-1]).to(odds) - 1

@@ -70,7 +70,9 @@ class Ensemble(Network):
             net.validate = self.validate
         return self.networks
 
-    def elbo_terms(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> ElboTerms:
+    def elbo_terms(
+        self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str | float
+    ) -> ElboTerms:
         """The mean over the members of their objectives.
 
         Parameters

@@ -155,7 +155,9 @@ class NPNNetwork(Network):
         layers = [layer for layer in self.modules() if isinstance(layer, GaussianLinear)]
         return torch.stack([layer.kl(self.prior_std**2 / layer.mean.shape[1]) for layer in layers]).sum()
 
-    def elbo_terms(self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str) -> ElboTerms:
+    def elbo_terms(
+        self, x: Tensor, y: Tensor, data_size: int, lam: float | Tensor, **options: str | float
+    ) -> ElboTerms:
         return combine(self.head.log_likelihood(self(x), y, validate=self.validate), self.kl(), data_size, lam)
 
 

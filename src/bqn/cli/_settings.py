@@ -69,6 +69,7 @@ SETTINGS: Mapping[str, Setting] = {
     "warm_up_epochs": Setting(OBJECTIVE, "Length of the warm-up, in epochs", "EPOCHS"),
     "warm_up_lam": Setting(OBJECTIVE, "λ during the warm-up", "λ"),
     "bound": Setting(OBJECTIVE, "Bound on the log-likelihood of a classifier: {choices}", "NAME"),
+    "label_smoothing": Setting(OBJECTIVE, "Share of each training label that counts as every class alike", "SHARE"),
     "drawn_epochs": Setting(OBJECTIVE, "Epochs at the end that train networks drawn from the posterior too", "N"),
     "drawn_alone": Setting(OBJECTIVE, "Steps on a drawn network alone after each analytic one; 0: all do both", "N"),
     "mode_share": Setting(OBJECTIVE, "Share of the steps that draw with the most probable network instead", "FRACTION"),

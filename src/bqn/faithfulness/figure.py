@@ -23,6 +23,7 @@ _LAYERS = (
     ("mean_error", "error of the means, deviations", 0.0),
     ("variance_ratio", "variance, analytic / sampled", 1.0),
     ("neighbour", "correlation of neighbours", None),
+    ("channel", "correlation along a channel", None),
     ("unit", "correlation of units, rms", None),
 )
 _WIDE = 4  # an axis whose ends are farther apart than so many times is logarithmic
@@ -100,6 +101,18 @@ def _layers(record: Record, modes: Sequence[str], name: str, label: str, right: 
     for mode, points in series.items():
         style, shape, words = MODES[mode]
         titles = [f"{names[round(number) - 1]}, {words}: {value:.3g}" for number, value in points]
-        chart.line(points, style)
+        for unbroken in _unbroken(points):
+            chart.line(unbroken, style)
         chart.markers(points, style, shape, titles)
     return chart
+
+
+def _unbroken(points: Sequence[Point]) -> list[list[Point]]:
+    """Runs of layers that follow each other: a line across one that has no figure would be read as a measurement."""
+    runs: list[list[Point]] = []
+    for point in points:
+        if runs and point[0] - runs[-1][-1][0] == 1:
+            runs[-1].append(point)
+        else:
+            runs.append([point])
+    return runs

@@ -11,7 +11,7 @@ from bqn.choices import expected_one_of
 from bqn.comparison import Plan, RecordFolder, make_plan
 from bqn.training import ConfigError
 
-# The published splits, one seed each; or the paper's protocol, ten seeds of one split. Which one that was the paper does
+# The published splits, one seed each; or the paper's protocol, ten seeds of one split. Which one it took the paper does
 # not say: we take the first.
 SPLITS, SEEDS, ONE_SPLIT = 20, 10, 0
 # Methods of table 4, and the one that people use. The paper's recipe concerns BQN alone.

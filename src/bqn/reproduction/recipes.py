@@ -150,6 +150,7 @@ IDEAS: Mapping[str, Idea] = {
     "exponential": _short(
         "the paper's learning rate, 0.01 × 0.98 an epoch", learning_rate=1e-2, lr_schedule="exponential", lr_decay=0.98
     ),
+    "label-smoothing": _short("a twentieth of each label counts as every class alike", label_smoothing=0.05),
     "constant-lam": _short("λ stays as it is instead of falling to zero", lam_schedule="constant"),
     "warm-up": _short("λ = -1e-4 for the first five epochs, as in the paper, then constant", lam_schedule="warm-up"),
     "mean-field": _short("all outputs of a layer taken for independent, as in the paper", mean_field=True),

@@ -64,6 +64,9 @@ class TrainConfig:
         from `lam` to `lam_end` along a cosine over all epochs.
     bound : "tilted" or "jensen"
         The bound on the log-likelihood of a classifier.
+    label_smoothing : float
+        So much of each training label counts as every class alike. Training alone sees it: scores on validation and
+        test examples are those of the labels as they are.
     drawn_epochs : int
         In so many epochs at the end, or in all where there are no more, half of the objective is that of a network that
         each step draws from the posterior, with straight-through gradients. Networks whose samples are far from the
@@ -140,6 +143,7 @@ class TrainConfig:
     warm_up_epochs: float = 5.0
     warm_up_lam: float = -1e-4
     bound: Literal["tilted", "jensen"] = "tilted"
+    label_smoothing: float = 0.0
     drawn_epochs: int = 0
     drawn_alone: int = 0
     mode_share: float = 0.0
@@ -170,8 +174,9 @@ class TrainConfig:
         if self.compile and self.method != "bqn":
             raise ConfigError(f"compile is for method bqn, got {self.method}")
         self._require_fitting_memory_options()
-        if self.drawn_epochs and self.method != "bqn":
-            raise ConfigError(f"drawn_epochs is for method bqn, got {self.method}")
+        for name in ("drawn_epochs", "label_smoothing"):
+            if getattr(self, name) and self.method != "bqn":
+                raise ConfigError(f"{name} is for method bqn, got {self.method}")
         for name in ("mode_share", "drawn_alone"):
             if getattr(self, name) and not self.drawn_epochs:
                 raise ConfigError(f"{name} needs steps that draw networks: set drawn_epochs above 0")
@@ -357,6 +362,7 @@ _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "prior_std": (_positive, "positive and finite"),
     "temperature": (_positive, "positive and finite"),
     "epochs": (_positive, "at least 1"),
+    "label_smoothing": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
     "drawn_epochs": (lambda value: value >= 0, "at least 0"),
     "drawn_alone": (lambda value: value >= 0, "at least 0"),
     "mode_share": (lambda value: 0 <= value <= 1, "from 0 to 1"),

@@ -185,7 +185,7 @@ class Pupil(Network):
         with drawn(self.body, Draws(weights)):
             return super().forward(x)
 
-    def _log_likelihoods(self, x: Tensor, y: Tensor, **options: str) -> Tensor:
+    def _log_likelihoods(self, x: Tensor, y: Tensor, **options: str | float) -> Tensor:
         """Of labels as the teacher expects them, in the place of `y`."""
         (teacher,) = self._teacher
         with torch.no_grad():
@@ -241,6 +241,7 @@ def _settings(run: Run, device: torch.device, epochs: int, learning_rate: float)
         lam_schedule="constant",
         drawn_epochs=0,
         drawn_alone=0,
+        label_smoothing=0.0,
         mode_share=0.0,
         best_by="nll",
         patience=None,

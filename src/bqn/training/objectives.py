@@ -17,6 +17,7 @@ from bqn.objective import ElboTerms
 from bqn.propagate import half
 from bqn.training.compiler import compiled
 from bqn.training.config import TrainConfig
+from bqn.training.errors import ConfigError
 from bqn.training.parts import recomputed
 
 StepKind = Literal["analytic", "drawn", "both"]
@@ -43,7 +44,12 @@ class Objectives:
 
     def __init__(self, net: Network, config: TrainConfig, count: int) -> None:
         self.net, self.config, self.count = net, config, count
-        self._bound = {} if isinstance(net.head, GaussianHead) else {"bound": config.bound}
+        options: dict[str, str | float] = {} if isinstance(net.head, GaussianHead) else {"bound": config.bound}
+        if config.label_smoothing:
+            if isinstance(net.head, GaussianHead):
+                raise ConfigError(f"label_smoothing is for classification, got {config.label_smoothing}")
+            options["smoothing"] = config.label_smoothing
+        self._options = options
 
     def __call__(
         self, kind: StepKind, x: Tensor, y: Tensor, lam: float | Tensor, draws: Draws | None, compiles: bool
@@ -55,9 +61,9 @@ class Objectives:
         precision = half.lowered() if self.config.mixed_precision else nullcontext()
         with precision, recomputed(self.net, False) if whole else nullcontext():
             if kind == "analytic":
-                return objective(to_input(x), y, self.count, lam, **self._bound)
+                return objective(to_input(x), y, self.count, lam, **self._options)
             assert draws is not None, kind
-            return objective(to_input(x), y, self.count, lam, draws, **(self._bound if kind == "both" else {}))
+            return objective(to_input(x), y, self.count, lam, draws, **self._options)
 
     @cached_property
     def _plain(self) -> dict[StepKind, Callable[..., ElboTerms]]:
