@@ -11,7 +11,7 @@ from bqn.reproduction.aims import BOSTON_LOG_LIKELIHOOD, BOSTON_RMSE
 from bqn.reproduction.coverage import coverage, many_settings
 from bqn.reproduction.figures import figures
 from bqn.reproduction.quotes import quoted, without_record
-from bqn.reproduction.regression import boston
+from bqn.reproduction.regression import boston, boston_one_split
 from bqn.reproduction.remarks import remarks
 from bqn.reproduction.shortfalls import shortfalls
 from bqn.reproduction.templates import template
@@ -53,11 +53,13 @@ def _results(out: Path, drawn: Sequence[str]) -> str:
         short=tables.SHORT,
         nothing=tables.NOTHING,
         scoreboard=tables.scoreboard(out),
+        beside_rivals=tables.beside_rivals(out),
         missing=coverage(out),
         cost=provenance.cost(out),
         many_settings=many_settings(out),
-        shortfalls=shortfalls(out, words=not unknown),
+        shortfalls=shortfalls(out),
         table1=tables.table1(out),
+        bounds=tables.bounds(out),
         table2=tables.table2(out),
         table3=tables.table3(out),
         ratios=tables.ratios(out),
@@ -65,7 +67,9 @@ def _results(out: Path, drawn: Sequence[str]) -> str:
         boston_rmse=BOSTON_RMSE,
         boston_log_likelihood=BOSTON_LOG_LIKELIHOOD,
         boston=boston(out),
+        boston_one_split=boston_one_split(out),
         power=_pictures([name for name in drawn if "-power-" in name]),
+        sweep=tables.sweep(out),
         gap=_pictures([name for name in drawn if "-gap-" in name]),
         levels=tables.levels(out),
         settings=provenance.settings(out),
