@@ -120,7 +120,8 @@ def test_a_figure_is_a_document_with_a_panel_a_question():
     svg = ElementTree.fromstring(draw(a_record()))
     texts = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")]
     for label in ("NLL of S networks, nats", "error of S networks", "variance, analytic / sampled",
-                  "correlation of neighbours", "correlation of units, rms", "analytic pass",
+                  "correlation of neighbours", "correlation along a channel", "correlation of units, rms",
+                  "analytic pass",
                   "sampled networks, recalibrated"):  # fmt: skip
         assert label in texts
     titles = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}title")]
@@ -130,6 +131,17 @@ def test_a_figure_is_a_document_with_a_panel_a_question():
     assert (left, top) == (0, 0)
     assert width > 3 * 360
     assert height > 2 * 230
+
+
+def test_no_line_crosses_a_layer_without_a_figure():
+    """It would be read as a measurement."""
+    record = a_record(modes=("mc",))
+    figures = [0.1, 0.2, None, 0.3, 0.4]
+    row = record["mc"]["layers"][1]
+    record["mc"]["layers"] = [{**row, "layer": str(i), "mean_error": value} for i, value in enumerate(figures)]
+    whole = {**record, "mc": {**record["mc"], "layers": [{**row, "mean_error": 0.1} for _ in figures]}}
+    lines = [draw(each).count('class="line mc"') for each in (record, whole)]
+    assert lines[0] == lines[1] + 1
 
 
 def test_deviations_lie_within_their_panel():

@@ -61,12 +61,12 @@ def _power(out: Path, architecture: str, ours: Sequence[tuple[str, str]]) -> lis
     """The paper's BQN and Gaussian BNN, and our BQN by recipe."""
     target = "figure-power"
     curves = [
-        Curve("paper: BQN", "analytic dashed", "square", _said(target, architecture, "bqn")),
+        Curve("paper: BQN (of NLL a bound)", "analytic dashed", "square", _said(target, architecture, "bqn")),
         Curve("paper: Gaussian BNN", "train dashed", "triangle", _said(target, architecture, "gaussian-bnn")),
     ]
     for recipe, style in ours:
         curves.append(
-            Curve(f"ours, recipe {recipe}", style, "circle", _measured(out, target, architecture, recipe, "analytic"))
+            Curve(_named(recipe), style, "circle", _measured(out, target, architecture, recipe, "analytic"))
         )
     return curves
 
@@ -74,11 +74,16 @@ def _power(out: Path, architecture: str, ours: Sequence[tuple[str, str]]) -> lis
 def _gap(out: Path, architecture: str, recipe: str) -> list[Curve]:
     """Analytic prediction and sampled networks, the paper's and ours."""
     target, curves = "figure-gap", []
-    for mode, word in (("analytic", "analytic"), ("mc", "MC-5")):
-        curves.append(Curve(f"paper: {word}", f"{mode} dashed", "square", _said(target, architecture, mode)))
+    for mode, word, said in (("analytic", "analytic", " (of NLL a bound)"), ("mc", "MC-5", "")):
+        curves.append(Curve(f"paper: {word}{said}", f"{mode} dashed", "square", _said(target, architecture, mode)))
         ours = _measured(out, target, architecture, recipe, mode)
-        curves.append(Curve(f"ours, recipe {recipe}: {word}", mode, "circle", ours))
+        curves.append(Curve(f"{_named(recipe)}: {word}", mode, "circle", ours))
     return curves
+
+
+def _named(recipe: str) -> str:
+    """A recipe in the legend; λ means another thing in each."""
+    return f"ours, recipe {recipe}" + (" (λ falls to 0 from there)" if recipe == "best" else "")
 
 
 def _said(target: str, architecture: str, series: str) -> dict[tuple[str, str], list[Spot]]:
