@@ -108,12 +108,17 @@ def test_table4_is_a_comparison(bqn, monkeypatch):
         f"boston/{name}" for name in ("bqn", "pbp", "ebp", "npn", "mc-dropout")
     ]
     assert all(row["epochs"] > 1 for row in plan["runs"])
-    called = {}
-    monkeypatch.setattr("bqn.cli.reproduce.run_boston", lambda *given, **options: called.update(given=given, **options))
+    called = []
+    monkeypatch.setattr("bqn.cli.reproduce.run_plan", lambda plan, folder, **options: called.append((plan, folder)))
     done = bqn("reproduce", "table4", "--recipe", "paper", "--seeds", "2")
     assert done.code == 0
-    assert called["given"] == ("paper", 2)
+    assert [task.replicate for task in called[-1][0].tasks] == [0, 1]
     assert "results/regression/boston-paper" in done.out.replace("\n", "")
+    done = bqn("reproduce", "table4", "--recipe", "best", "--one-split", "--method", "pbp,npn", "--seed", "3")
+    assert done.code == 0
+    plan, folder = called[-1]
+    assert [(task.method, task.config.split, task.config.seed) for task in plan.tasks] == [("pbp", 0, 3), ("npn", 0, 3)]
+    assert folder.path == Path("results/regression/boston-split-0")
 
 
 def test_what_is_recorded_of_table4_is_shown(bqn):
@@ -141,7 +146,10 @@ def test_the_page_has_no_place_for_other_data(bqn):
         (("table1", "--out", "file"), "--out takes a folder, and file is a file"),
         (("page", "--docs", "file"), "--docs takes a folder, and file is a file"),
         (("table1", "--seeds", "2", "--seed", "1"), "--seeds and --seed cannot be given together"),
-        (("table4", "--seed", "1"), "--seed is not for table4"),
+        (("table1", "--one-split"), "--one-split is not for table1"),
+        (("table1", "--method", "pbp"), "--method is not for table1"),
+        (("table4", "--method", "qnn"), "method must be one of"),
+        (("table4", "--seed", "20"), "has 20 splits"),
         (("table1", "--lam", "0.1"), "--lam is not for table1"),
         (("figure-gap", "--levels", "3"), "--levels is not for figure-gap"),
         (("figure-gap", "--lam", "large"), "--lam takes numbers with commas between them, got 'large'"),

@@ -25,6 +25,16 @@ def test_boston_stands_for_its_published_splits() -> None:
         make_plan("boston", ["pbp"], 21)
 
 
+def test_one_split_for_all_replicates() -> None:
+    plan = make_plan("boston", ["pbp", "npn"], 3, one_split=4)
+    assert not plan.resampled
+    assert [(task.config.split, task.config.seed) for task in plan.tasks[::2]] == [(4, 0), (4, 1), (4, 2)]
+    with pytest.raises(ConfigError, match="boston has 20 splits, counted from 0, got one_split 20"):
+        make_plan("boston", ["pbp"], one_split=20)
+    with pytest.raises(ConfigError, match="mnist has no splits to choose from, got one_split 0"):
+        make_plan("mnist", ["bqn"], one_split=0)
+
+
 def test_where_the_test_examples_are_given_replicates_are_seeds() -> None:
     plan = make_plan("mnist", ["bqn", "qnn"])
     assert not plan.resampled

@@ -39,7 +39,7 @@ def test_points_are_those_of_the_records(put: Any, tmp_path: Path) -> None:
     gap = made["results-gap-mlp-paper.svg"]
     assert len(markers(gap, "mc")) == len(markers(gap, "analytic")) == 2 * 6
     assert len(markers(gap, "analytic dashed")) == 2 * 3 * 6  # the paper has three data sets
-    assert "paper: analytic, λ = 0.0001: 131.90" in markers(gap, "analytic dashed")
+    assert "paper: analytic (of NLL a bound), λ = 0.0001: 131.90" in markers(gap, "analytic dashed")
 
 
 def test_failed_runs_show(put: Any, tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ def test_what_is_not_measured_is_said(put: Any, tmp_path: Path) -> None:
     assert "- Not measured with the recipe `best`: MLP KMNIST, CNN KMNIST.\n" in page
     assert "- Fewer seeds than planned with the recipe `best`: 3 of 5 for VGG CIFAR-10.\n" in page
     rows = [line for line in page.splitlines() if line.startswith("| CNN KMNIST |")]
-    assert [row.count("not measured") for row in rows] == [2 + 1, 4 + 1, 4 + 1, 6, 8]  # rivals too; ratios, calibration
+    # rivals too; bounds; ratios, calibration; four values of λ
+    assert [row.count("not measured") for row in rows] == [2 + 1, 2, 5 + 1, 5 + 1, 6, 8, 4, 4, 4, 4]
 
 
 def test_failures_of_sweeps_and_ideas_are_said(put: Any, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Rows of the tables: figures, marks, and dashes for what nobody has measured."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bqn.reproduction import Cell, records, tables
+from bqn.reproduction import Cell, records, rivals, tables
 from bqn.reproduction.records import Statistic
 
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 MLP = Cell("mlp", "mnist", "best")
 CNN = Cell("cnn", "kmnist", "best")
 
@@ -17,9 +19,9 @@ def row(table: str, start: str) -> list[str]:
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
-    for make in (tables.table1, tables.table2, tables.table3):
+    for make, best in ((tables.table1, 5), (tables.table2, 6), (tables.table3, 6)):
         cells = row(make(tmp_path), "CNN KMNIST")
-        assert cells[3] == cells[5] == "not measured"
+        assert cells[3] == cells[best] == "not measured"
         assert tables.SHORT not in make(tmp_path)
     assert row(tables.ratios(tmp_path), "MLP MNIST")[1:] == ["not measured"] * 6 + [tables.NOTHING]  # there is no aim
     assert set(row(tables.calibration(tmp_path), "MLP MNIST")[1:]) == {"not measured"}
@@ -31,13 +33,13 @@ def test_marks_what_falls_short(put: Any, tmp_path: Path) -> None:
     put(MLP, 0.049, 0.0141)  # the aim is 50 / 1.4
     put(replace(MLP, seed=1), 0.049, 0.0141)
     assert row(tables.table1(tmp_path), "MLP MNIST")[5] == "49.0 ± 0.0 / 1.41 ± 0.00 ✗ (2)"
-    assert row(tables.table3(tmp_path), "MLP MNIST")[5:7] == [
+    assert row(tables.table3(tmp_path), "MLP MNIST")[6:8] == [
         "58.8 ± 0.0 / 1.69 ± 0.00 (2)",
         "53.9 ± 0.0 / 1.55 ± 0.00 (2)",
     ]
     put(replace(MLP, recipe="paper"), 0.130, 0.0249)  # just what the paper has
     assert row(tables.table1(tmp_path), "MLP MNIST")[3] == "130.0 / 2.49 (1)"
-    assert row(tables.table2(tmp_path), "MLP MNIST")[3] == "195.0 ✗ / 3.73 ✗ (1)"
+    assert row(tables.table2(tmp_path), "MLP MNIST")[3:5] == ["195.0 ✗ / 3.73 ✗ (1)", "182.0 ✗ / 3.49 (1)"]
 
 
 def test_rounding_decides_nothing() -> None:
@@ -63,8 +65,37 @@ def test_scoreboard(put: Any, tmp_path: Path) -> None:
     assert row(board, "MC-5")[1:] == ["2", "0", "12", "2 of 2"]
     put(replace(MLP, architecture="vgg", data="cifar10"), 0.53, 0.15)  # the paper's NLL is 530.6, its error 13.74
     board = tables.scoreboard(tmp_path)
-    assert row(board, "analytic")[1:] == ["1", "3", "10", "3 of 4"]
+    assert row(board, "analytic")[1:] == ["1", "3", "10", "2 of 4"]  # our bound, 689, is not below the paper's
     assert row(board, "MAP")[4:] == ["2 of 2"]  # the paper has no MAP of the VGG
+
+
+def test_bounds_stand_beside_the_papers(put: Any, tmp_path: Path) -> None:
+    put(MLP, 0.1, 0.02)
+    put(replace(MLP, recipe="paper"), 0.2, 0.02)
+    table = tables.bounds(tmp_path)
+    assert row(table, "MLP MNIST")[1:] == ["130.0 ± 3.5", "260.0 ✗ (1)", "130.0 (1)"]
+    assert row(table, "CNN KMNIST")[1:] == ["209.5 ± 2.8", "not measured", "not measured"]
+
+
+def test_rivals_are_counted_by_architecture(put: Any, tmp_path: Path) -> None:
+    assert row(tables.beside_rivals(tmp_path), "analytic")[2:] == ["not measured"] * 3
+    shutil.copytree(RESULTS / "rivals", tmp_path / "rivals")
+    qnn = rivals.read(tmp_path, "qnn", "mlp", "mnist", "map")
+    assert qnn is not None
+    score = qnn.seeds[0]["test"]["map"]
+    put(MLP, score["nll"] / 1.4, score["error"] / 1.4 + 0.001)  # recalibrated just as good, and a little worse
+    assert row(tables.beside_rivals(tmp_path), "MAP, recalibrated")[2:] == ["1 of 2", "not measured", "not measured"]
+
+
+def test_every_lam_of_the_sweep_has_its_row(put: Any, tmp_path: Path) -> None:
+    put(CNN, 0.1, 0.02)
+    put(replace(CNN, variant="lam-0.1"), 0.2, 0.03)
+    lines = [line for line in tables.sweep(tmp_path).splitlines() if line.startswith("| CNN KMNIST |")]
+    found = [[cell.strip() for cell in line.strip("|").split("|")][1:3] for line in lines]
+    assert found == [
+        ["0.001", "not measured"], ["0.01", "not measured"], ["0.03, the recipe", "100.0 / 2.00 (1)"],
+        ["0.1", "200.0 / 3.00 (1)"],
+    ]  # fmt: skip
 
 
 def test_ratios_against_the_aim(put: Any, tmp_path: Path) -> None:
@@ -88,8 +119,8 @@ def test_distilled_networks_have_columns_of_their_own(put: Any, tmp_path: Path) 
     scores |= {f"{mode}_distilled": {"nll": 0.13, "error": 0.031, "ece": 0.02} for mode in ("mc", "map")}
     put(CNN, validation=scores, test=scores)  # the aims are 120 / 2.7 and 140 / 3.2
     put(replace(CNN, seed=1))
-    assert row(tables.table2(tmp_path), "CNN KMNIST")[7] == "130.0 / 3.10 (1)"
-    assert row(tables.table3(tmp_path), "CNN KMNIST")[7] == "130.0 ✗ / 3.10 ✗ (1)"
+    assert row(tables.table2(tmp_path), "CNN KMNIST")[8] == "130.0 / 3.10 (1)"
+    assert row(tables.table3(tmp_path), "CNN KMNIST")[8] == "130.0 ✗ / 3.10 ✗ (1)"
     assert row(tables.ratios(tmp_path), "CNN KMNIST")[3:7:3] == ["1.30 ✗", "1.30"]
     assert row(tables.calibration(tmp_path), "CNN KMNIST")[4:8:3] == ["2.00", "2.00"]
     assert row(tables.scoreboard(tmp_path), "MAP, distilled")[1:] == ["2", "0", "12", "2 of 2"]
@@ -101,8 +132,8 @@ def test_a_failed_distillation_is_not_left_out(put: Any, tmp_path: Path) -> None
     assert row(tables.scoreboard(tmp_path), "MAP, distilled")[1:] == ["2", "0", "12", "2 of 2"]
     put(replace(CNN, seed=1), distilled={"epochs": 5, "seconds": 1.0, "failed": "training stopped"})
     assert row(tables.scoreboard(tmp_path), "MAP, distilled")[1:] == ["0", "2", "12", "0 of 2"]
-    assert row(tables.table2(tmp_path), "CNN KMNIST")[7] == "10.0 / 0.10 (1), 1 failed ✗"
-    assert row(tables.table2(tmp_path), "CNN KMNIST")[6].endswith("(2)")
+    assert row(tables.table2(tmp_path), "CNN KMNIST")[8] == "10.0 / 0.10 (1), 1 failed ✗"
+    assert row(tables.table2(tmp_path), "CNN KMNIST")[7].endswith("(2)")
     assert row(tables.ratios(tmp_path), "CNN KMNIST")[6] == "1.00, 1 failed"
 
 

@@ -32,10 +32,11 @@ REMARKS: Mapping[tuple[str, str, str], str] = {
         "(commit ca6d458)."
     ),
     ("vgg", "cifar10", "paper"): (
-        "Five seeds, which stopped after 85 to 114 epochs, the best of them the 70th to 99th. They have the paper's "
-        "NLL, not its error. Sampled networks are far behind: MC-5, recalibrated, has "
-        "[[vgg-cifar10/paper test mc_recalibrated brief]]. From a Xavier "
-        "start little of the signal reaches the end of eight layers ([start.md](start.md)); what start the paper's own "
+        "Five seeds, which stopped after 85 to 114 epochs, the best of them the 70th to 99th. Their bound is "
+        "the paper's, their error is not. Sampled networks are far behind: MC-5, recalibrated, has "
+        "[[vgg-cifar10/paper test mc_recalibrated brief]]. Two causes are possible, and neither has been tried: they "
+        "were stopped after 15 epochs without a better one, where the paper makes all 300; and from a Xavier start "
+        "little of the signal reaches the end of eight layers ([start.md](start.md)), while what start the paper's own "
         "figures had we do not know."
     ),
 }
