@@ -52,7 +52,7 @@ def test_table(out: Path) -> None:
 
 def test_who_is_ahead_and_whether_it_is_luck(out: Path) -> None:
     text = " ".join(boston(out).split())
-    # differences of RMSE, -1 and 0.2: t = -0.4 / √((1/2 + 51/455) 0.72), one degree of freedom; of likelihood: 0.1 twice
+    # differences of RMSE, -1 and 0.2: t = -0.4 / √((1/2 + 51/455) 0.72), of likelihood: 0.1 twice
     p = 1 - 2 / math.pi * math.atan(0.4 / math.sqrt((0.5 + 51 / 455) * 0.72))
     assert f"ahead of our PBP (p = {p:.2f} and 0.00) in both means; not ahead of EBP" in text
     (out / "regression/boston/npn.json").unlink()
