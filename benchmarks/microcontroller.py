@@ -12,6 +12,7 @@ Cortex-M4: its answers are compared with those of the packed network, and the in
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import re
 import shutil
@@ -154,7 +155,11 @@ def main() -> None:
         rows.append(row)
         print(row_in_words(row), "" if row["agrees"] is None else "same answers" if row["agrees"] else "DIFFERENT")
     if out is not None:
-        record = {"compiler": compiler, "flags": " ".join(TARGET), "rows": rows}
+        emulated = "" if shutil.which(EMULATOR[0]) is None else f", emulated by {EMULATOR[0]} -M {EMULATOR[2]}"
+        record = {
+            "hardware": f"Cortex-M4{emulated}", "date": datetime.date.today().isoformat(), "compiler": compiler,
+            "flags": " ".join(TARGET), "rows": rows,
+        }  # fmt: skip
         write_atomic(out, f"{json.dumps(record, indent=1)}\n".encode())
 
 
