@@ -70,6 +70,10 @@ def test_one_split_beside_many(out: Path) -> None:
     assert "from split to split the RMSE has a standard deviation of 1.56, from seed to seed of one split 0.10" in words
     assert "1 of 2 splits are at or below the paper's 2.04" in words
     assert "Recipe `paper`" not in words
+    assert "On this one split" not in words
+    for name, rmse in (("npn", [2.0, 2.2]), ("pbp", [2.7, 2.8])):
+        (one / f"{name}.json").write_text(record(name, rmse, [-2.4] * len(rmse)))
+    assert "On this one split these have a lower RMSE than recipe `best`: NPN." in boston_one_split(out)
 
 
 def test_no_split_reaches_the_papers_figure(out: Path) -> None:

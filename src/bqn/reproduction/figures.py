@@ -65,9 +65,7 @@ def _power(out: Path, architecture: str, ours: Sequence[tuple[str, str]]) -> lis
         Curve("paper: Gaussian BNN", "train dashed", "triangle", _said(target, architecture, "gaussian-bnn")),
     ]
     for recipe, style in ours:
-        curves.append(
-            Curve(_named(recipe), style, "circle", _measured(out, target, architecture, recipe, "analytic"))
-        )
+        curves.append(Curve(_named(recipe), style, "circle", _measured(out, target, architecture, recipe, "analytic")))
     return curves
 
 
