@@ -37,8 +37,8 @@ TRIED: Mapping[tuple[str, str], str] = {
     ),
     ("cnn", "fashion-mnist"): (
         "[[cnn-fashion-mnist/best test analytic brief]] misses by a hundredth of a percentage point, where seeds "
-        "differ by 0.16. Turns and sizes lose here, and a black square loses in the analytic prediction. The recipe `paper` "
-        "at a larger λ has no worse an analytic prediction, by one seed, "
+        "differ by 0.16. Turns and sizes lose here, and a black square loses in the analytic prediction. The recipe "
+        "`paper` at a larger λ has no worse an analytic prediction, by one seed, "
         "[[cnn-fashion-mnist/paper-lam-0.001 test analytic brief]] at 0.001 and "
         "[[cnn-fashion-mnist/paper-lam-0.002 test analytic brief]] at 0.002, but sampled networks do not follow it: "
         "MC-5, recalibrated, has [[cnn-fashion-mnist/paper-lam-0.001 test mc_recalibrated brief]] and "
