@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from scipy import integrate
+from scipy import integrate, special
 from torch import Tensor
 
+from bqn import entropy_integral
 from bqn.entropy_integral import entropies
 from bqn.metrics import entropy
 from bqn.softmax_integral import expected_softmax
@@ -80,6 +82,39 @@ def test_great_doubt_is_all_epistemic() -> None:
     total, expected = entropies(torch.zeros(1, 4), torch.full((1, 4), 1e6))
     assert float(total) == pytest.approx(math.log(4), abs=1e-6)
     assert float(expected) < 2e-3
+
+
+@pytest.mark.parametrize("wide", [60.0, 1e4, 1e6, 1e8, 1e9])
+@pytest.mark.parametrize("gap", [0.0, -7.0, 300.0])
+def test_one_wide_logit_beside_two_narrow_ones(wide: float, gap: float) -> None:
+    """Nested sums: the wide logit on a fine line where it competes, below it has lost and above it has won."""
+    means, variances = (gap, 0.5, -0.2), (wide, 0.3, 0.8)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    weights = weights / weights.sum()
+    x = np.linspace(-60, 60, 1201)
+    density = np.exp(-0.5 * (x - gap) ** 2 / wide) / math.sqrt(2 * math.pi * wide)
+    second, third = (mean + math.sqrt(var) * nodes for mean, var in zip(means[1:], variances[1:], strict=True))
+    logits = np.stack(np.broadcast_arrays(x, second[:, None, None], third[:, None]), -1)
+    joint = weights[:, None] * weights
+    soft, lost = special.softmax(logits, -1), special.softmax(logits[:, :, 0, 1:], -1)
+    below, above = special.ndtr((-60 - gap) / math.sqrt(wide)), special.ndtr((gap - 60) / math.sqrt(wide))
+    expected = integrate.trapezoid(np.tensordot(joint, special.entr(soft).sum(-1)) * density, x)
+    expected += below * np.sum(joint * special.entr(lost).sum(-1))
+    probs = integrate.trapezoid(np.tensordot(joint, soft) * density[:, None], x, axis=0)
+    probs += np.array([above, *(below * np.tensordot(joint, lost))])
+    found = entropies(torch.tensor([means]).double(), torch.tensor([variances]).double())
+    assert float(found[0]) == pytest.approx(special.entr(probs).sum(), abs=1e-6)
+    assert float(found[1]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_work_hardly_grows_with_the_variance() -> None:
+    def points(var: float) -> int:
+        mean = torch.zeros(1, 3, dtype=torch.float64)
+        return entropy_integral._points(*entropy_integral._window(mean, torch.full_like(mean, var)))
+
+    assert points(1.0) < 100
+    assert points(1e9) < 500
+    assert points(1e18) < 1000
 
 
 def test_rows_do_not_depend_on_their_company() -> None:

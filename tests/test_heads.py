@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from torch import nn
 from torch.testing import assert_close
 
 import bqn
@@ -176,6 +177,121 @@ def test_smoothed_labels_in_single_precision_with_the_compiled_pass() -> None:
     wide = bqn.Gaussian(mean.double(), mean.double().square())
     expected = bqn.SoftmaxHead(9).double().log_likelihood(wide, y, smoothing=0.1).float()
     assert_close(head.log_likelihood(belief, y, smoothing=0.1), expected, rtol=1e-5, atol=1e-5)
+
+
+@given(
+    levels=st.lists(st.integers(-9, 9), min_size=2, max_size=4, unique=True).map(lambda values: tuple(sorted(values))),
+    log_scale=st.floats(-4, 2), sharp=st.floats(0, 40), seed=st.integers(0, 50),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)  # fmt: skip
+def test_discrete_bounds_hold_at_any_variance(
+    levels: tuple[int, ...], log_scale: float, sharp: float, seed: int, dtype: torch.dtype
+) -> None:
+    """Enumerated truth above the tilted bound above Jensen's; gradients are finite however certain a logit is."""
+    torch.manual_seed(seed)
+    values = tuple(map(float, levels))
+    logits = (torch.randn(2, 3, len(levels)).to(dtype) * sharp).requires_grad_()
+    head, y = bqn.SoftmaxHead(1, scale=math.exp(log_scale)).to(dtype), torch.tensor([0, 2])
+    belief = bqn.Categorical.of(values, probs=logits.softmax(-1))
+    tilted, jensen = head.log_likelihood(belief, y), head.log_likelihood(belief, y, bound="jensen")
+    assert bool((tilted >= jensen).all())
+    joint = torch.cartesian_prod(*([torch.arange(len(levels))] * 3))
+    states = torch.tensor(values).double()[joint] / head.scale.item()
+    wide = belief.probs.double() / belief.probs.double().sum(-1, keepdim=True)
+    probs = torch.stack([wide[:, k, joint[:, k]] for k in range(3)]).prod(0)
+    truth = (probs * torch.log_softmax(states, -1)[:, y].T).sum(-1)
+    reach = 18 / head.scale.item()
+    assert bool((tilted.double() <= truth + 8 * torch.finfo(dtype).eps * (1 + reach)).all())
+    for grad in torch.autograd.grad(tilted.sum(), (logits, head.log_scale)):
+        assert bool(torch.isfinite(grad).all())
+
+
+@pytest.mark.parametrize("levels", [(-1.0, 1.0), (-3.0, -1.0, 0.0, 1.0, 3.0), tuple(map(float, range(-20, 21)))])
+@pytest.mark.parametrize("sharp", [1.0, 5.0, 20.0])
+@pytest.mark.parametrize("scale", [0.2, 1.0])
+def test_the_gradient_of_a_discrete_bound_is_that_of_its_value(
+    levels: tuple[float, ...], sharp: float, scale: float
+) -> None:
+    """By the probabilities and by the scale: the tilt must be the best one of this bound, not of a Gaussian's."""
+    torch.manual_seed(0)
+    y, logits = torch.tensor([0, 1, 2, 1]), torch.randn(4, 3, len(levels)).double() * sharp
+    head = bqn.SoftmaxHead(1, scale=scale).double()
+
+    def bound(logits: torch.Tensor, log_scale: torch.Tensor) -> torch.Tensor:
+        belief = bqn.Categorical.of(levels, probs=logits.softmax(-1))
+        result: torch.Tensor = torch.func.functional_call(_Likelihood(head), {"head.log_scale": log_scale}, (belief, y))
+        return result
+
+    log_scale = head.log_scale.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(bound, (logits.requires_grad_(), log_scale), atol=1e-6)
+
+
+class _Likelihood(nn.Module):
+    """The head's likelihood as a forward, for `functional_call`."""
+
+    def __init__(self, head: bqn.SoftmaxHead) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, belief: bqn.Belief, y: torch.Tensor) -> torch.Tensor:
+        return self.head.log_likelihood(belief, y)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gradient_of_an_elbo_with_an_exact_last_layer(seed: int) -> None:
+    torch.manual_seed(seed)
+    net = bqn.models.mlp(3, 3, hidden=(4,), batch_norm=False).double()
+    x, y = torch.randn(5, 3).double(), torch.tensor([0, 1, 2, 0, 1])
+    assert isinstance(net(x), bqn.Categorical)
+    (grad,) = torch.autograd.grad(net.elbo(x, y, 5, 1.0), net.head.log_scale)
+    values = []
+    for step in (1e-6, -2e-6):
+        with torch.no_grad():
+            net.head.log_scale.add_(step)
+            values.append(net.elbo(x, y, 5, 1.0).item())
+    assert grad.item() == pytest.approx((values[0] - values[1]) / 2e-6, abs=1e-7)
+
+
+def test_a_compiler_takes_the_search_for_a_discrete_tilt_as_one_operation() -> None:
+    head, y = bqn.SoftmaxHead(4), torch.tensor([0, 2, 1])
+    logits = torch.randn(3, 3, 3).requires_grad_()
+
+    def bound(logits: torch.Tensor) -> torch.Tensor:
+        belief = bqn.Categorical.of(bqn.TERNARY, probs=logits.softmax(-1))
+        return head.log_likelihood(belief, y, validate=False).sum()
+
+    compiled = torch.compile(bound, backend="aot_eager", fullgraph=True, dynamic=False)
+    assert_close(compiled(logits), bound(logits))
+    ours, theirs = (torch.autograd.grad(f(logits), logits)[0] for f in (compiled, bound))
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tilt_is_optimal_for_discrete_logits(dtype: torch.dtype) -> None:
+    """Against a general optimizer from several starts, in float64."""
+    values = torch.arange(-15.0, 16.0).double()
+    for seed, (sharp, scale) in enumerate([(0.5, 3.0), (0.5, 0.5), (4.0, 3.0), (4.0, 0.3), (30.0, 1.0)]):
+        torch.manual_seed(seed)
+        logits = torch.randn(1, 4, len(values)).double() * sharp
+        belief = bqn.Categorical.of(tuple(values.tolist()), probs=logits.softmax(-1).to(dtype))
+        head = bqn.SoftmaxHead(1, scale=scale).to(dtype)
+        log_probs, levels = logits.log_softmax(-1)[0], values / scale
+        mean = (log_probs.exp() * levels).sum(-1)
+
+        def bound(a, log_probs=log_probs, levels=levels, mean=mean):  # type: ignore[no-untyped-def]
+            tilt = torch.tensor(a, requires_grad=True)
+            without = torch.logsumexp(log_probs - tilt[:, None] * levels, -1)
+            own = torch.logsumexp(log_probs + (1 - tilt)[:, None] * levels, -1)
+            value = (tilt * mean).sum() + torch.logsumexp(without.sum() - without + own, -1)
+            (grad,) = torch.autograd.grad(value, tilt)
+            return value.item(), grad.numpy()
+
+        best = min(
+            minimize(bound, np.full(4, start), jac=True, method="L-BFGS-B", bounds=[(0, 1)] * 4).fun
+            for start in (0.0, 0.25, 0.5)
+        )
+        reached = mean[0].item() - head.log_likelihood(belief, torch.tensor([0])).item()
+        assert reached <= best + 1e-6 + 40 / scale * torch.finfo(dtype).eps * 4
 
 
 @pytest.mark.parametrize("bound", ["tilted", "jensen"])

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bqn
-from bqn.levels import as_levels, combine_levels, lattice_index, lattice_step, level_tensor, symmetric_pair
+from bqn.levels import (
+    as_levels,
+    combine_levels,
+    interval_index,
+    lattice_index,
+    lattice_step,
+    level_tensor,
+    symmetric_pair,
+    without_rounding,
+)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +52,39 @@ def test_combined_levels_merge_what_rounding_splits() -> None:
     levels, index = combine_levels((0.1, 0.2, 0.3), (0.1, 0.2, 0.3), operator.add)
     assert len(levels) == 5
     assert index == (0, 1, 2, 1, 2, 3, 2, 3, 4)
+
+
+@given(
+    numerators=st.lists(st.integers(-12, 12), min_size=2, max_size=4, unique=True),
+    denominator=st.sampled_from([1, 3, 7, 10, 100]),
+    count=st.integers(2, 6),
+)
+def test_sums_are_the_fractions_that_they_are(numerators: list[int], denominator: int, count: int) -> None:
+    """However often they were rounded: zero is 0, and three tenths are 0.3."""
+    levels = tuple(n / denominator for n in sorted(numerators))
+    total, truth = levels, set(numerators)
+    for _ in range(count - 1):
+        total, _ = combine_levels(total, levels, operator.add)
+        truth = {a + b for a in truth for b in numerators}
+    assert total == tuple(n / denominator for n in sorted(truth))
+    assert "-0.0" not in map(repr, total)
+
+
+def test_what_is_no_fraction_keeps_its_value_and_cancels_to_zero() -> None:
+    levels = (-2 * 2**0.5, 2**0.5)
+    pairs, _ = combine_levels(levels, levels, operator.add)
+    total, _ = combine_levels(pairs, levels, operator.add)
+    assert total[2] == 0
+    assert total[3] == pytest.approx(3 * 2**0.5, rel=1e-15)
+    assert without_rounding((1e-3 + 1e-15, 1.0)) == (1e-3, 1.0)
+    assert without_rounding((0.123456789, 1.0)) == (0.123456789, 1.0)
+
+
+def test_a_rounded_value_on_a_threshold_is_on_it() -> None:
+    """And goes up, to whichever side it was rounded; one that is beside it does not."""
+    assert interval_index((-4.4e-16, 1.0), (0.0,)) == (1, 1)
+    assert interval_index((-1.0, 0.1 + 0.2, 0.7 - 0.4), (0.3,)) == (0, 1, 1)
+    assert interval_index((-1.0, -1e-6, 1e-6), (0.0,)) == (0, 0, 1)
 
 
 def test_symmetric_pair() -> None:

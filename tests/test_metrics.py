@@ -296,11 +296,24 @@ class TestBadInput:
             (PROBS[0], LABELS[0], "probs must be floating"),
             (PROBS.long(), LABELS, "probs must be floating"),
             (PROBS[:0], LABELS[:0], "probs must hold at least one example"),
+            (torch.tensor([[3.0, 2.0]]), LABELS[:1], "probs must lie between 0 and 1, got values from 2 to 3"),
+            (torch.tensor([[1.5, -0.5]]), LABELS[:1], "probs must lie between 0 and 1, got values from -0.5 to 1.5"),
+            (0.9 * PROBS, LABELS, "probs must sum to one in each row, got sums from 0.9 to 0.9"),
+            (torch.tensor([[0.5, torch.nan], [0.5, 0.5]]), LABELS[:2], "probs must not be NaN, got NaN in 1 of 2 rows"),
         ],
     )
     def test_predictions(self, name: str, probs: Tensor, y: Tensor, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             getattr(metrics, name)(probs, y)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    def test_rounded_probabilities_are_no_bad_input(self, dtype: torch.dtype) -> None:
+        logits = 3 * torch.randn(500, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        probs, y = torch.softmax(logits, -1).to(dtype), logits.argmax(-1)
+        exact = metrics.nll(torch.softmax(logits, -1), y)
+        assert metrics.nll(probs, y) == pytest.approx(exact, rel=4 * torch.finfo(dtype).eps)
+        four_digits = torch.softmax(logits[:, :5], -1).mul(1e4).round().div(1e4).to(torch.float32)
+        assert 0 <= metrics.ece(four_digits, y % 5) <= 1
 
     @pytest.mark.parametrize("name", ["ece", "adaptive_ece", "reliability"])
     def test_bins(self, name: str) -> None:

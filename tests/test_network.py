@@ -186,6 +186,88 @@ def test_bad_input_is_named() -> None:
     assert_named_error(lambda: net.elbo(x, y.float(), 6, 1.0), "y", "integer", kind=TypeError)
 
 
+@pytest.mark.parametrize("mode", ["analytic", "mc", "map"])
+@pytest.mark.parametrize("make", [lambda: bqn.models.mlp(64, 3, hidden=(5,)), convolutional])
+def test_another_dtype_than_that_of_the_weights_is_named(make, mode: str) -> None:  # type: ignore[no-untyped-def]
+    net = make()
+    x = torch.randn(2, 64) if isinstance(net.body[0], bqn.nn.Flatten) else torch.randn(2, 1, 8, 8)
+    for wrong, right in ((torch.float64, torch.float32), (torch.float32, torch.float64)):
+        given, good = x.to(wrong), x.to(right)
+        net.to(right)
+        for call in (lambda x: net.predict(x, mode), net, net.mode().predict):
+            assert_named_error(lambda call=call, x=given: call(x), "x must have the dtype", str(right), f"got {wrong}")
+        assert net.predict(good, mode).dtype == right
+    net.float()
+    one, two = (torch.Generator().manual_seed(0) for _ in range(2))
+    for low in (x.bfloat16(), x.half()):  # layers raise it
+        assert_close(net.predict(low, mode, generator=one), net.predict(low.float(), mode, generator=two), atol=5e-3,
+                     rtol=0)  # fmt: skip
+
+
+def test_values_too_large_to_be_squared_are_named() -> None:
+    for net in (bqn.models.mlp(4, 3, hidden=(40,)), bqn.models.mlp(4, 3, hidden=(40,)).mode()):
+        assert_named_error(lambda net=net: net.predict(torch.full((1, 4), 1e20)), "x must lie within")
+    wide = bqn.models.mlp(784, 3, hidden=(40,), levels=bqn.QUATERNARY).eval()
+    x = torch.randn(3, 784).sign() * 1e15  # at 1e18 sums of squares overflow, and probabilities were off by 0.3
+    assert_close(wide.predict(x), wide.double().predict(x.double()).float(), atol=1e-5, rtol=0)
+    assert_named_error(lambda: wide.float().predict(1e3 * x), "x must lie within")
+
+
+def test_weights_of_other_levels_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    net = bqn.models.mlp(4, 3, hidden=(5,))
+    net.save(path)
+    other = bqn.models.mlp(4, 3, hidden=(5,), levels=(0.0, 1.0))
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    assert_named_error(lambda: other.load(path), "path: body.1.weight", "[-1.0, 1.0]", "expected", "[0.0, 1.0]")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
+    activations = bqn.models.mlp(4, 3, hidden=(5,), activations=(0.0, 1.0))
+    assert_named_error(lambda: activations.load(path), "path: body.3", "thresholds", "expected", "[0.5]")
+    assert bqn.models.mlp(4, 3, hidden=(5,)).load(path) is not None
+    odd = (-1 / 3, 0.1, 2.0)  # numbers keep all their digits
+    bqn.models.mlp(4, 3, hidden=(5,), levels=odd).save(path)
+    bqn.models.mlp(4, 3, hidden=(5,), levels=odd).load(path)
+
+
+def test_files_that_say_no_levels_are_believed(tmp_path: Path) -> None:
+    """Those of versions that did not write them."""
+    net, path = bqn.models.mlp(4, 3, hidden=(5,)), tmp_path / "net.safetensors"
+    tensors = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
+    save_file(tensors, path, metadata={"format": "bqn-weights-1"})
+    other = bqn.models.mlp(4, 3, hidden=(5,)).load(path)
+    assert all(torch.equal(tensor, net.state_dict()[name]) for name, tensor in other.state_dict().items())
+    for nonsense in ("[", "[1]"):
+        save_file(tensors, path, metadata={"format": "bqn-weights-1", "levels": nonsense})
+        assert_named_error(lambda: net.load(path), "path", "levels that cannot be read")
+
+
+def test_a_file_has_the_same_bytes_every_time(tmp_path: Path) -> None:
+    """safetensors writes the metadata in an order of chance."""
+    net, path = bqn.models.mlp(4, 3, hidden=(5,)), tmp_path / "net.safetensors"
+    files = set()
+    for _ in range(20):
+        net.save(path)
+        files.add(path.read_bytes())
+    assert len(files) == 1
+
+
+def test_states_of_sampled_networks_load_whatever_the_networks_went_through() -> None:
+    x = torch.randn(30, 4) + 2
+    trained, fresh = bqn.models.mlp(4, 3, hidden=(5,)), bqn.models.mlp(4, 3, hidden=(5,))
+    trained(x)
+    trained, fresh = trained.eval(), fresh.eval()
+    assert "body.1.expected_shift" in trained.mode().state_dict()
+    assert "body.1.expected_shift" not in fresh.mode().state_dict()
+    for source, target in ((trained, fresh), (fresh, trained), (trained, trained)):
+        plain, other = source.mode(), target.mode()
+        other.load_state_dict(plain.state_dict())
+        assert torch.equal(other(x), plain(x))
+        assert other.state_dict().keys() == plain.state_dict().keys()
+    plain = trained.mode()
+    plain.load_state_dict({"head.log_scale": torch.zeros(())}, strict=False)  # the rest stays as it is
+    assert plain.body[1].expected_shift is not None
+
+
 def test_empty_batch_gives_an_empty_result() -> None:
     for net, shape in ((bqn.models.mlp(4, 3, hidden=(5,)), (0, 4)), (convolutional(), (0, 1, 8, 8))):
         for mode in ("analytic", "mc", "map"):

@@ -214,3 +214,14 @@ def test_tensor_heads_need_no_variance() -> None:
     assert given.epistemic is not None
     assert given.epistemic.abs().max() < 1e-6
     assert torch.allclose(given.entropy, total, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["analytic", "mc", "map", "mc_recalibrated"])
+def test_no_examples_give_an_empty_result(mode: str) -> None:
+    predictor = Predictor(_classifier(), recalibrate_on=_images(20))
+    given = predictor.classify(mode, _images(0), torch.zeros(0, dtype=torch.int64))
+    assert given.probs.shape == (0, CLASSES)
+    assert given.entropy.shape == given.aleatoric.shape == (0,)
+    assert predictor.log_probs(mode, _images(0)).shape == (0, CLASSES)
+    if mode != "mc_recalibrated":
+        assert Predictor(_regressor()).regress(mode, torch.zeros(0, 4), torch.zeros(0, 2)).means.shape[1:] == (0, 2)

@@ -39,11 +39,20 @@ def test_logits_too_far_apart_for_float32():
         (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), "log_probs must have shape"),
         (torch.zeros(3), torch.zeros(3, dtype=torch.long), "log_probs must have shape"),
         (torch.zeros(2, 3), torch.tensor([0, 3]), "labels from 0 to 2"),
+        (torch.tensor([[torch.nan, 0.0]]), torch.tensor([1]), "log_probs must hold no NaN .*, got a mean NLL of nan"),
+        (torch.tensor([[0.0, torch.inf]]), torch.tensor([1]), "log_probs must hold no NaN .*, got a mean NLL of nan"),
+        (torch.tensor([[-torch.inf, 0.0]]), torch.tensor([0]), "log_probs .* no label .* zero, got a mean NLL of inf"),
     ],
 )
 def test_bad_input(log_probs, y, message):
     with pytest.raises(ValueError, match=message):
         fit_temperature(log_probs, y)
+
+
+def test_classes_of_probability_zero_that_are_no_labels():
+    log_probs, y = torch.tensor([[0.0, -1.0], [2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0, 0])
+    impossible = torch.cat([log_probs, torch.full((3, 1), -torch.inf)], 1)
+    assert fit_temperature(impossible, y) == pytest.approx(fit_temperature(log_probs, y), rel=1e-6)
 
 
 def test_several_networks_are_tempered_alike_and_judged_together():

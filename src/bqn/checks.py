@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from typing import SupportsIndex
+
 import torch
 from torch import Tensor
+
+# How far below the root of the largest number inputs must stay: sums of 2^28 of their squares are finite then.
+_ROOM_FOR_SUMS = 2.0**14
 
 
 def in_plain_torch() -> bool:
@@ -34,6 +41,25 @@ def require_finite(tensor: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be finite, got {bad} NaN or infinite value(s) of {tensor.numel()}")
 
 
+def require_squarable(tensor: Tensor, name: str) -> None:
+    """Raise unless all values are finite and small enough that variances, which are sums of squares, are finite too.
+
+    Values in half precision are squared in float32.
+    """
+    if not may_read_values(tensor) or not tensor.numel():
+        return
+    low, high = torch.aminmax(tensor)
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    limit = math.sqrt(torch.finfo(dtype).max) / _ROOM_FOR_SUMS
+    largest = float(torch.maximum(-low, high))
+    if not largest <= limit:  # nor if it is NaN
+        require_finite(tensor, name)
+        raise ValueError(
+            f"{name} must lie within ±{limit:.1e}, beyond which sums of squares overflow in {dtype}, got a value of "
+            f"size {largest:.1e}"
+        )
+
+
 def require_labels(
     y: Tensor, batch: torch.Size | tuple[int, ...], classes: int, name: str = "y", read: bool = True
 ) -> None:
@@ -43,13 +69,19 @@ def require_labels(
         raise TypeError(f"{name} must be an integer tensor of class labels, got {kind}")
     if tuple(y.shape) != tuple(batch):
         raise ValueError(f"{name} must have shape {tuple(batch)}, one label per example, got {tuple(y.shape)}")
-    if read and may_read_values(y) and y.numel() and not bool(((y >= 0) & (y < classes)).all()):
+    wide = y.long()  # a dtype of few bits may not hold `classes`
+    if read and may_read_values(y) and y.numel() and not bool(((wide >= 0) & (wide < classes)).all()):
         raise ValueError(
-            f"{name} must hold labels from 0 to {classes - 1}, got values from {int(y.min())} to {int(y.max())}"
+            f"{name} must hold labels from 0 to {classes - 1}, got values from {int(wide.min())} to {int(wide.max())}"
         )
 
 
-def require_positive(value: int, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def require_positive(value: SupportsIndex, name: str) -> int:
+    """`value` as an int; integers of numpy are welcome."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    return value
+    return number

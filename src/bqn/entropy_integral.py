@@ -11,10 +11,14 @@ and the expected entropy is the expected noise of the winner, less γ. Since the
     E[entropy] = Σ_c ∫ q_c(t) Π_{k≠c} F_k(t) dt,      q_c(t) = E[(g_c - γ) δ(t - u_c)],
 
 with F_k the distribution function of u_k; its density in place of q_c gives E[softmax]. The trapezoidal rule converges
-exponentially on such analytic functions that vanish at both ends; the step is set by the width of the Gumbel density.
-F_k and q_k are averages themselves: over the normal part where it is narrow, over the Gumbel part where it is wide, by
-Gauss rules of 16 nodes either way. Errors stay below 1e-6 nats. The entropy of the mean less the mean entropy is what
-the logits would tell about the label if they were known: the epistemic part of the uncertainty.
+exponentially on such analytic functions that vanish at both ends. Its first step is set by the width of the Gumbel
+density; further steps grow with the distance from the lower end, where every law has begun, so that far above it only
+wide ones are still going on. So the points grow with the logarithm of the standard deviation only: 70 where it is one,
+430 where it is 30,000. F_k and q_k are averages themselves: over the normal part where it is narrow, over the Gumbel
+part part where it is wide, by Gauss rules of 16 nodes either way. Errors stay below 1e-6 nats.
+
+The entropy of the mean less the mean entropy is what the logits would tell about the label if they were known: the
+epistemic part of the uncertainty.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ from bqn.checks import require_finite
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
-_STEP = 0.4
+_STEP = 0.2  # the first one
+_CORE = 8.0  # so far above the lower end steps have doubled
 _EULER = 0.5772156649015329
 _NODES = 16
 _WIDE = 2.25  # logit variance from which the Gumbel part is averaged over and the normal part taken in closed form
@@ -74,12 +79,15 @@ def _window(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _points(low: Tensor, high: Tensor) -> int:
-    return math.ceil(float((high - low).max()) / _STEP) + 1
+    return math.ceil(float(torch.log1p((high - low) / _CORE).max()) / (_STEP / _CORE)) + 1
 
 
 def _entropies(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     low, high = _window(mean, var)
-    grid = low.unsqueeze(-1) + _STEP * torch.arange(_points(low, high), dtype=mean.dtype, device=mean.device)
+    position = torch.arange(_points(low, high), dtype=mean.dtype, device=mean.device)
+    above = _CORE * torch.expm1(_STEP / _CORE * position)
+    step = _STEP / _CORE * (above + _CORE)  # the derivative by `position`
+    grid = low.unsqueeze(-1) + above
     distance = (grid.unsqueeze(1) - mean.unsqueeze(-1)).flatten(0, 1)  # (N * K, T)
     root = var.sqrt().flatten()
     wide = var.flatten() > _WIDE
@@ -88,11 +96,11 @@ def _entropies(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         below[rows], density[rows], noise[rows] = laws(distance[rows], root[rows, None, None])
     below, density, noise = (law.unflatten(0, mean.shape) for law in (below, density, noise))
     log_below = below.clamp_min(torch.finfo(mean.dtype).tiny).log()
-    others = (log_below.sum(1, keepdim=True) - log_below).exp()
+    others = (log_below.sum(1, keepdim=True) - log_below).exp() * step
     wins = (density * others).sum(-1)
     wins = wins / wins.sum(-1, keepdim=True)
     total = torch.special.entr(wins).sum(-1)
-    expected = _STEP * (noise * others).sum((1, 2))
+    expected = (noise * others).sum((1, 2))
     return total, torch.minimum(expected.clamp_min(0), total)
 
 

@@ -26,6 +26,9 @@ QUATERNARY: Levels = (-3.0, -1.0, 1.0, 3.0)
 
 # Two values closer than this, relative to the largest of the set, are the same value computed in two ways.
 _TOLERANCE = 1e-9
+# A value that lies within rounding, in units of the largest of its set, of a fraction of so small a denominator is it.
+_ROUNDING = 2.0**-48
+_LARGEST_DENOMINATOR = 1000
 # A lattice finer than this many steps between neighbours is treated as no lattice at all.
 _FINEST_STEP = 1024
 # Sets of more values than this are refused: they mean that an exact method was asked of too large a sum.
@@ -112,7 +115,27 @@ def _merge(values: Sequence[float]) -> tuple[Levels, tuple[int, ...]]:
             f"levels: the exact result would have {len(merged)} distinct values, more than {MAX_SUPPORT}; "
             "use method='clt' for a fan-in this large"
         )
-    return tuple(merged), tuple(index)
+    return without_rounding(tuple(merged)), tuple(index)
+
+
+@computed_once
+def without_rounding(values: Levels) -> Levels:
+    """Values that arithmetic has rounded, as they would be without: a sum of tenths that cancels is 0, not -3e-17.
+
+    What is zero, or a fraction of a small denominator, is then the same however it was computed, and on a threshold if
+    it should be. Others stay as they are: `interval_index` sees to those.
+    """
+    scale = max((abs(value) for value in values), default=0.0)
+
+    def exact(value: float) -> float:
+        if abs(value) <= _TOLERANCE * scale:
+            return 0.0
+        if value.is_integer():
+            return value
+        near = float(Fraction(value).limit_denominator(_LARGEST_DENOMINATOR))
+        return near if abs(near - value) <= _ROUNDING * scale else value
+
+    return tuple(exact(value) for value in values)
 
 
 @computed_once
@@ -142,8 +165,9 @@ def lattice_step(sets: tuple[Levels, ...]) -> float | None:
 
 @computed_once
 def interval_index(levels: Levels, thresholds: Levels) -> tuple[int, ...]:
-    """For each level, how many thresholds lie at or below it."""
-    return tuple(sum(threshold <= value for threshold in thresholds) for value in levels)
+    """For each level, how many thresholds lie at or below it; what rounding has put beside a threshold is on it."""
+    slack = _TOLERANCE * max(abs(value) for value in (*levels, *thresholds))
+    return tuple(sum(threshold <= value + slack for threshold in thresholds) for value in levels)
 
 
 @computed_once

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from bqn.checks import require_labels, require_positive
 
+_ROUNDING = 1e-3  # probabilities that were written with few digits are still probabilities
+
 # --- classification: probs (N, K), y (N,) ---------------------------------------------------------------------------
 
 
@@ -292,6 +294,17 @@ def _require_predictions(probs: Tensor, y: Tensor) -> None:
     require_labels(y, probs.shape[:1], probs.shape[-1])
     if probs.shape[0] == 0:
         raise ValueError("probs must hold at least one example, got none")
+    low, high = (float(end) for end in torch.aminmax(probs))
+    if math.isnan(low):
+        raise ValueError(f"probs must not be NaN, got NaN in {int(probs.isnan().any(-1).sum())} of {len(probs)} rows")
+    rounding = max(_ROUNDING, 4 * torch.finfo(probs.dtype).eps)
+    if low < -rounding or high > 1 + rounding:
+        raise ValueError(
+            f"probs must lie between 0 and 1, got values from {low:.4g} to {high:.4g}; logits need a softmax"
+        )
+    least, most = (float(end) for end in torch.aminmax(probs.sum(-1)))
+    if least < 1 - rounding or most > 1 + rounding:
+        raise ValueError(f"probs must sum to one in each row, got sums from {least:.4g} to {most:.4g}")
 
 
 def _pair(scores: Tensor, values: Tensor, scores_name: str, values_name: str) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,14 +17,29 @@ from torch import Tensor, nn
 
 from bqn.atomic import write_atomic
 from bqn.beliefs import Belief
-from bqn.checks import require_finite, require_floating
+from bqn.checks import require_floating, require_squarable
 from bqn.heads import Head, Prediction
-from bqn.nn import Draws, Posterior, Weight, computed_once, draw, drawn, fix, set_generator
+from bqn.nn import (
+    Draws,
+    Posterior,
+    Quantize,
+    RandomThreshold,
+    Weight,
+    computed_once,
+    draw,
+    drawn,
+    fix,
+    set_generator,
+)
+from bqn.nn._layer import own_sums
 from bqn.objective import ElboTerms, combine
 from bqn.propagate import half
 
 MODES = ("analytic", "mc", "map")
 _FORMAT = "bqn-weights-1"
+_LEVELS = "levels"
+
+Levels: TypeAlias = dict[str, dict[str, list[float]]]
 
 
 class QuantizedNetwork(nn.Module):
@@ -37,12 +54,12 @@ class QuantizedNetwork(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.body(x))
+        return own_sums(cast(Tensor, self.body(x)))
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Prediction:
         """Class probabilities `(N, K)`, or the `Moments` of a regression."""
-        _require_input(x)
+        _require_input(x, self.body)
         return self.head.predict(self(x))
 
 
@@ -55,8 +72,9 @@ class Network(nn.Module):
         Belief (or tensor) in, belief out; any module built from `bqn.nn` layers, with a forward of its own if need be.
     head : SoftmaxHead or GaussianHead
     validate : bool
-        Whether inputs are checked for NaN and infinity and labels for their range. The check makes a GPU wait, so a
-        training loop that has checked its data once may set `net.validate = False`.
+        Whether inputs are checked for their dtype, NaN, infinity and values too large to be squared, and labels for
+        their range. The check makes a GPU wait, so a training loop that has checked its data once may set
+        `net.validate = False`.
 
     Attributes
     ----------
@@ -78,7 +96,7 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Belief:
         """The belief that enters the head."""
         if self.validate:
-            _require_input(x)
+            _require_input(x, self.body)
         return cast(Belief, self.body(x))
 
     def posteriors(self) -> Iterator[tuple[str, Posterior]]:
@@ -179,7 +197,7 @@ class Network(nn.Module):
             probable one.
         """
         if self.validate:
-            _require_input(x)
+            _require_input(x, self.body)
         mode = self.modes[0] if mode is None else mode
         if mode == "analytic" and mode in self.modes:
             with evaluating(self):
@@ -219,14 +237,19 @@ class Network(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all parameters and buffers to a safetensors file; a crash leaves the old file or the new, whole."""
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in self.state_dict().items()}
-        write_atomic(Path(path), to_safetensors(tensors, metadata={"format": _FORMAT}))
+        metadata = {"format": _FORMAT, _LEVELS: json.dumps(_levels(self))}
+        write_atomic(Path(path), _reproducible(to_safetensors(tensors, metadata=metadata)))
 
     def load(self, path: str | os.PathLike[str]) -> Network:
-        """Read what `save` wrote into this network, which must have the same architecture. Nothing is unpickled."""
+        """Read what `save` wrote into this network, which must have the same architecture and the same levels.
+
+        Nothing is unpickled. Files of older versions do not say which levels their weights have; they are believed.
+        """
         own = self.state_dict()
         try:
             with safe_open(path, framework="pt") as file:
-                if (file.metadata() or {}).get("format") != _FORMAT:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != _FORMAT:
                     raise ValueError(f"path: {path} holds no {_FORMAT} weights")
                 names = set(file.keys())
                 if names != set(own):
@@ -246,6 +269,8 @@ class Network(nn.Module):
                 )
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise ValueError(f"path: {name} in {path} has NaN or infinite values")
+        if _LEVELS in metadata:
+            _require_levels(metadata[_LEVELS], _levels(self), path)
         self.load_state_dict(loaded)
         return self
 
@@ -267,9 +292,49 @@ def _require_data_size(data_size: int) -> None:
         raise ValueError(f"data_size must be the number of training examples, got {data_size}")
 
 
-def _require_input(x: Tensor) -> None:
+def _require_input(x: Tensor, body: nn.Module) -> None:
     require_floating(x, "x")
-    require_finite(x, "x")
+    weights = next((part.dtype for part in chain(body.parameters(), body.buffers()) if part.is_floating_point()), None)
+    # Layers raise half precision to that of their weights.
+    if weights is not None and x.dtype != weights and not half.is_low(x):
+        raise ValueError(
+            f"x must have the dtype of the network's weights, {weights}, got {x.dtype}; use x.to({weights})"
+        )
+    require_squarable(x, "x")
+
+
+def _levels(net: nn.Module) -> Levels:
+    """The levels of every posterior, and levels and thresholds of every quantizer, by the name of the module."""
+    found: Levels = {}
+    for name, module in net.named_modules():
+        if isinstance(module, Posterior):
+            found[name] = {"levels": list(module.level_values)}
+        elif isinstance(module, Quantize | RandomThreshold):
+            found[name] = {"levels": list(module.levels), "thresholds": list(module.thresholds)}
+    return found
+
+
+def _require_levels(saved: str, own: Levels, path: str | os.PathLike[str]) -> None:
+    """Raise if a module has other levels in the file than here."""
+    try:
+        given = json.loads(saved)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise ValueError(f"path: {path} has levels that cannot be read")
+    for name in sorted(own.keys() & given.keys()):
+        if given[name] != own[name]:
+            raise ValueError(f"path: {name} in {path} has {given[name]}, expected {own[name]}")
+
+
+def _reproducible(data: bytes) -> bytes:
+    """A safetensors file with its metadata in order; safetensors writes them in a random one."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
 def _no_posterior(posterior: Weight) -> Tensor:

@@ -237,7 +237,7 @@ class Predictor:
             epistemic = (variances[0] - noise).clamp_min(0)
             bound = None if bound is None else bound + unit.log().sum()
         elif len(parts) > 1:
-            epistemic = means.var(0, correction=0)
+            epistemic = means.var(0, correction=0) if len(x) else torch.zeros_like(noise)  # torch warns of no numbers
         return Regressed(means, variances, noise, epistemic, bound)
 
     def _regress_beliefs(self, x: Tensor, y: Tensor | None) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
@@ -265,8 +265,8 @@ class Predictor:
             yield member
 
     def batches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Where a batch lies, and its network input."""
-        for start in range(0, len(x), self.batch_size):
+        """Where a batch lies, and its network input; of no examples one empty batch, which has a shape."""
+        for start in range(0, max(len(x), 1), self.batch_size):
             rows = slice(start, start + self.batch_size)
             yield rows, self.input(x[rows])
 

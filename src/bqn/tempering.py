@@ -44,6 +44,11 @@ def fit_temperature(log_probs: Tensor, y: Tensor) -> float:
         scaled = torch.log_softmax(members * torch.tensor(-log_temperature).double().exp(), -1)
         return float(math.log(len(members)) - scaled.gather(-1, target).logsumexp(0).mean())
 
+    if not math.isfinite(nll(0.0)):
+        raise ValueError(
+            "log_probs must hold no NaN or positive infinity and give no label a probability of zero, got a mean NLL "
+            f"of {nll(0.0)} at temperature 1"
+        )
     # Of one network the NLL is convex in the inverse temperature, so in its logarithm it has a single valley.
     ratio = (5**0.5 - 1) / 2
     low, high = -_RANGE, _RANGE

@@ -100,6 +100,15 @@ def test_draws_have_the_means_and_the_mode_is_the_sign():
     assert weight.mode().tolist() == [1.0, -1.0, 1.0]
 
 
+def test_in_double_precision():
+    net = build_model(tiny.config(method="bayesbinn"), (1, 6, 6), 3)
+    x = torch.randn(5, 1, 6, 6)
+    wanted = net.predict(x, "map")
+    net.double()
+    assert net.predict(x.double(), "mc").dtype == torch.float64
+    torch.testing.assert_close(net.predict(x.double(), "map").float(), wanted)
+
+
 def test_network_as_the_authors_build_it():
     net = build_model(tiny.config(method="bayesbinn"), (1, 6, 6), 3)
     learned = {name for name, parameter in net.named_parameters() if parameter.requires_grad}

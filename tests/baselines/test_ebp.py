@@ -124,3 +124,16 @@ def test_what_it_cannot_do_is_said() -> None:
         config(model="regressor", weights="ternary")
     with pytest.raises(ConfigError, match="model cnn is not for method ebp"):
         config(model="cnn")
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_an_empty_batch_teaches_nothing(classes: bool) -> None:
+    net = ebp.EBPNetwork([(4, 5), (5, 3 if classes else 1)], "real", classes)
+    before = net.state()
+    y = torch.zeros(0, dtype=torch.int64) if classes else torch.zeros(0, 1)
+    value = net.elbo(torch.zeros(0, 4), y, 10, 1.0)
+    assert value.item() == 0
+    net.make_optimizer(1.0).step()
+    value.backward()
+    assert all(np.array_equal(net.state()[key], before[key]) for key in before)
+    assert all(bool((parameter.grad == 0).all()) for parameter in net.parameters() if parameter.grad is not None)

@@ -142,3 +142,16 @@ def test_classification() -> None:
     assert float((probs.argmax(-1) != data.test.y).float().mean()) < 0.05
     far = run.predict(torch.tensor([[0.0, 0.0]]))  # between all three
     assert float(far.max()) < float(probs.max(-1).values.mean())
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_an_empty_batch_teaches_nothing(classes: bool) -> None:
+    net = pbp.PBPNetwork([(4, 5), (5, 3 if classes else 1)], classes)
+    before = net.state()
+    y = torch.zeros(0, dtype=torch.int64) if classes else torch.zeros(0, 1)
+    value = net.elbo(torch.zeros(0, 4), y, 10, 1.0)
+    assert value.item() == 0
+    net.make_optimizer(1.0).step()
+    value.backward()
+    assert all(np.array_equal(net.state()[key], before[key]) for key in before)
+    assert all(bool((parameter.grad == 0).all()) for parameter in net.parameters() if parameter.grad is not None)

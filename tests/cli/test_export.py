@@ -1,14 +1,18 @@
 """`bqn export`: from a packed file to C, ONNX and HTML."""
 
+import errno
 import json
+import os
 import subprocess
+import sys
 
 import numpy as np
 import onnxruntime
 import pytest
 
+from bqn.atomic import write_atomic
 from bqn.cli import main
-from bqn.deploy import load_packed, pack
+from bqn.deploy import load_packed, pack, to_onnx
 from bqn.models import mlp
 from tests.cli.files import images
 
@@ -86,9 +90,26 @@ def test_wrong_usage(bqn, packed, tmp_path):
     target = ("--to", "c", "--out", tmp_path / "a.h")
     assert "--name must be a C identifier" in bqn("export", file, *target, "--name", "a b").fails(2)
     assert not (tmp_path / "a.h").exists()
-    missing = ("--out", tmp_path / "no" / "a.h")
-    assert "No such file or directory" in bqn("export", file, "--to", "c", *missing).fails()
-    assert "Is a directory" in bqn("export", file, "--to", "c", "--out", tmp_path).fails()
+    for nowhere in (tmp_path / "no" / "a.h", tmp_path):
+        told = bqn("export", file, "--to", "c", "--out", nowhere).fails(2)
+        assert told == f"--out must be a file in a folder that is there, got {nowhere}"
+
+
+def test_a_full_disk_names_the_file_that_was_to_be_written(bqn, packed, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        told = bqn("export", packed / "three.bqn", "--to", "c", "--out", tmp_path / "a.h").fails()
+    assert told == f"{tmp_path / 'a.h'}: No space left on device"
+    assert not list(tmp_path.glob("a.h*"))
+
+
+def test_a_file_that_cannot_be_made_is_named_without_its_temporary(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        write_atomic(tmp_path / "no" / "a.h", b"")
+    assert caught.value.filename == str(tmp_path / "no" / "a.h")
 
 
 def test_a_packed_file_is_never_overwritten_by_its_export(bqn, packed):
@@ -108,3 +129,12 @@ def test_files_that_cannot_be_exported(bqn, packed, tmp_path):
     for form in ("c", "onnx"):
         assert "does not say what shape" in bqn("export", tmp_path / "shapeless.bqn", "--to", form).fails()
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_it_needs_no_torch(packed, tmp_path):
+    """In a process where torch cannot be imported at all."""
+    script = "import sys; sys.modules['torch'] = None; from bqn.cli import main; sys.exit(main(sys.argv[1:]))"
+    for form in ("c", "onnx", "html"):
+        command = ("export", packed / "three.bqn", "--to", form, "--out", tmp_path / form)
+        subprocess.run([sys.executable, "-c", script, *map(str, command)], check=True)
+    assert (tmp_path / "onnx").read_bytes() == to_onnx(packed / "three.bqn")

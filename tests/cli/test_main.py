@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from bqn import __version__
 from bqn.cli import _app, data, main
@@ -119,6 +120,14 @@ def test_out_of_memory(bqn, monkeypatch):
     assert "out of memory" in bqn("data", "list").fails()
 
 
+def test_out_of_memory_of_torch_on_a_cpu(bqn, monkeypatch):
+    def greedy(*arguments):
+        torch.empty(2**60)
+
+    monkeypatch.setattr(data, "available", greedy)
+    assert bqn("data", "list").fails().startswith("out of memory; ")
+
+
 def test_interrupt(bqn, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
@@ -180,6 +189,13 @@ def test_a_full_disk_behind_standard_output(monkeypatch, capsys, arguments):
         assert main(arguments) == 1
         full.flush()  # nothing is left that could fail again
     assert capsys.readouterr().err == "bqn: error: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", [["data", "list"], ["data", "list", "--json"]])
+def test_no_standard_output_at_all(monkeypatch, capsys, arguments):
+    monkeypatch.setattr(sys, "stdout", None)  # as Python has it after `>&-`
+    assert main(arguments) == 1
+    assert capsys.readouterr().err == "bqn: error: cannot write to standard output: Bad file descriptor\n"
 
 
 def test_a_reader_that_has_seen_enough(monkeypatch, capsys):

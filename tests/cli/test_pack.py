@@ -87,7 +87,7 @@ def test_tempered(bqn, home, tmp_path):
 
 @pytest.mark.parametrize("mode", ["map", "mc"])
 def test_distilled(bqn, home, tmp_path, mode):
-    options = ["--mode", mode, "--samples", 2, "--seed", 5, "--distill", 2]
+    options = ["--mode", mode, *(["--samples", 2] if mode == "mc" else []), "--seed", 5, "--distill", 2]
     done = bqn("pack", home.classifier, *options, "--out", tmp_path / "a.bqn", "--json")
     assert done.code == 0
     assert set(json.loads(done.out)) >= {"file", "members"}  # progress goes elsewhere
@@ -267,6 +267,8 @@ def test_wrong_usage_of_pack(bqn, home, run, tmp_path):
     assert "--mode must be one of map, mc" in bqn("pack", home.classifier, "--mode", "analytic", *out).fails(2)
     assert "missing option '--out'" in bqn("pack", home.classifier).fails(2)
     assert "is not a folder" in bqn("pack", tmp_path / "nothing", *out).fails()
+    for drawn in ("--samples", 99), ("--seed", 4), ("--samples", 99, "--distill", 1):
+        assert f"{drawn[0]} is for --mode mc" in bqn("pack", home.classifier, *drawn, *out).fails(2)
     for unusable in (tmp_path / "no" / "a.bqn", tmp_path):
         told = bqn("pack", home.classifier, "--out", unusable).fails(2)
         assert f"--out must be a file in a folder that is there, got {unusable}" in told
@@ -280,6 +282,12 @@ def test_wrong_usage_of_run(bqn, home, packed, tmp_path):
     assert "--part must be one of test, all" in bqn("run", file, "--data", home.images, "--part", "half").fails(2)
     assert "are for predictions" in bqn("run", file, "--data", home.images, "--format", "csv").fails(2)
     assert "--format must be one of" in bqn("run", file, home.images, "--format", "yaml").fails(2)
+    for unfit in ("--format", "csv"), ("--format", "table"), ("--out", tmp_path / "rows.csv"):
+        assert "--json prints one JSON object" in bqn("run", file, home.images, "--json", *unfit).fails(2)
+    assert not (tmp_path / "rows.csv").exists()
+    assert bqn("run", file, home.images, "--json") == bqn("run", file, home.images, "--json", "--format", "json")
+    for ignored in ("--part", "all"), ("--bins", 7):
+        assert "--part and --bins are for --data" in bqn("run", file, home.images, *ignored).fails(2)
     assert "is for regression" in bqn("run", file, "--data", home.table).fails()
     assert "must be numbers for regression" in bqn("run", packed / "prices.bqn", "--data", home.images).fails()
     other = write_images(tmp_path / "other.npz", size=8)

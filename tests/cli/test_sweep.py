@@ -94,6 +94,28 @@ def test_replicas_of_train(bqn, home):
     assert all(torch.equal(ours[name], alone[name]) for name in alone)
 
 
+def test_runs_that_fail_are_told_one_by_one(bqn, home):
+    done = bqn("sweep", "--data", home.images, "--learning-rate", "0.01,1e300", "--out", "s", *QUICK)
+    assert done.code == 0
+    assert done.err.startswith("bqn: learning_rate-1e+300_seed-0 failed: training stopped at epoch ")
+    assert done.err.count("\n") == 1
+    assert "next: bqn compare s/*" in done.out
+
+
+def test_if_all_runs_fail_so_does_the_command(bqn, home):
+    line = ("train", "--data", home.images, "--replicas", "2", "--learning-rate", "1e300", *QUICK)
+    done = bqn(*line, "--out", "x")
+    assert done.code == 1
+    assert [text.partition(": training stopped")[0] for text in done.err.splitlines()] == [
+        "bqn: seed-0 failed", "bqn: seed-1 failed",
+    ]  # fmt: skip
+    assert "2, 2 failed" in " ".join(done.out.split())
+    assert "next:" not in done.out
+    shown = bqn(*line, "--out", "y", "--json")
+    assert shown.code == 1
+    assert all("training stopped" in run["failed"] for run in json.loads(shown.out)["runs"])
+
+
 def test_bad_input(bqn, home):
     base = ("sweep", "--data", home.images, "--out", "s", *QUICK)
     assert "--lam must be one or more different numbers" in bqn(*base, "--lam", "a,b").fails(2)

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
 from bqn import training
 from bqn.cli import _settings
@@ -61,6 +62,17 @@ def test_flags_win_over_the_file(bqn, home):
     assert bqn("train", "--config", "config.toml", "--epochs", 1, "--out", "run", "-q").code == 0
     config = load_run("run").config
     assert (config.epochs, config.lam, config.hidden, config.levels) == (1, 0.5, (8,), (-1, 0, 1))
+
+
+def test_the_config_of_another_run(bqn, home):
+    """A run begun again from its own record is that run, bit by bit."""
+    assert bqn("train", "--data", home.images, "--out", "again", "-q", "-c", home.classifier / "config.json").code == 0
+    old, new = load_run(home.classifier), load_run("again")
+    assert new.config == old.config
+    theirs = old.net.state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in new.net.state_dict().items())
+    Path("broken.json").write_text('{"epochs": 1, "epochs": 2}')
+    assert "broken.json: a key stands twice" in bqn("train", "-c", "broken.json").fails(code=2)
 
 
 def test_kinds_of_settings(bqn, home):
@@ -131,6 +143,23 @@ def test_force_replaces_a_run_and_keeps_other_files(bqn, run, home):
     assert str(aside) in done.err
     assert bqn("train", "--data", home.images, "--out", run, "--force", *QUICK).code == 0
     assert sorted(each.name for each in run.parent.glob("run*")) == ["run", "run.replaced"]
+
+
+@pytest.mark.parametrize("lam", ["0.1", "1e38"], ids=["replaced", "kept"])
+def test_force_replaces_the_run_behind_a_link(bqn, run, home, lam):
+    link = Path("link")
+    link.symlink_to(run)
+    before = contents(run)
+    done = bqn("train", "--data", home.images, "--out", link, "--force", *QUICK, "--hidden", 99, "--lam", lam)
+    assert link.is_symlink()
+    assert link.resolve() == run.resolve()
+    if lam == "0.1":
+        assert done.code == 0, done
+        assert load_run(run).config.lam == 0.1
+    else:  # not finite in the first step
+        assert done.code == 1
+        assert contents(run) == before
+    assert [each.name for each in run.parent.glob("run*")] == ["run"]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 import json
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -71,6 +73,35 @@ def test_a_failure_names_its_training_and_keeps_what_is_done(tmp_path: Path, mon
     with pytest.raises(ComparisonError, match="npn, split 1: "):
         run_plan(plan, folder)
     assert json.loads(folder.file("npn").read_text())["splits"] == [0]
+
+
+def test_a_failure_among_several_at_once_ends_them_all(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path, ("bqn", "pbp"), 1, bqn={"learning_rate": 1e300}, pbp={"epochs": 10**6})
+    with pytest.raises(ComparisonError, match="bqn, split 0: "):
+        run_plan(plan, RecordFolder(tmp_path / "out"), jobs=2)
+    assert_workers_end()
+
+
+def test_an_interrupt_ends_the_workers(tmp_path: Path) -> None:
+    plan, folder = tiny_plan(tmp_path, ("npn", "pbp"), 1, pbp={"epochs": 10**6}), RecordFolder(tmp_path / "out")
+
+    def press(*_) -> None:  # a moment later, when it waits for the other one
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(plan, folder, jobs=2, report=press)
+    assert_workers_end()
+    assert json.loads(folder.file("npn").read_text())["splits"] == [0]
+
+
+def assert_workers_end() -> None:
+    left = multiprocessing.active_children()
+    for process in left:
+        process.join(10)
+    alive = [process for process in left if process.is_alive()]
+    for process in alive:
+        process.kill()
+    assert not alive
 
 
 KILLED = """

@@ -4,6 +4,7 @@ import json
 import os
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import bqn
-from bqn.deploy import PackedError, _native, from_bytes, load, load_packed, pack_in_memory, to_bytes
+from bqn.deploy import PackedError, PackedModel, _native, from_bytes, load, load_packed, pack_in_memory, to_bytes
 from bqn.deploy.container import FORMAT, assemble
-from bqn.deploy.program import Add, Conv2d, Encode, Input, Lattice, Linear, Packed, Program, SumPool, Threshold
+from bqn.deploy.program import Add, Conv2d, Encode, Flatten, Input, Lattice, Linear, Packed, Program, SumPool, Threshold
 from tests.deploy import fuzz
 from tests.deploy.networks import disturb, sampled
 
@@ -221,6 +222,12 @@ def op(program, kind):
         (lambda p: op(p, "Threshold").update(selector="1", cases=2), "must be codes of 2 levels"),
         (lambda p: op(p, "Input").update(kind="sound"), "of kind 'sound'"),
         (lambda p: op(p, "Input").update(shape=[21]), "expected 20|would read"),
+        (lambda p: op(p, "Input").update(rank=1), "rank of the input must be from 1 to 3, without a shape, got 1"),
+        (
+            lambda p: (op(p, "Input").pop("shape"), op(p, "Input").update(rank=4)),
+            "rank of the input must be from 1 to 3",
+        ),
+        (lambda p: op(p, "Input").update(rank="1"), "must be an integer"),
         (lambda p: op(p, "Input").update(shape=[0]), "an example must have shape"),
         (lambda p: op(p, "Input").update(shape=[]), "an example must have shape"),
         (lambda p: op(p, "Input").update(shape=[20, 1, 1, 1]), "an example must have shape"),
@@ -320,6 +327,28 @@ def test_members_that_share_too_much_are_refused():
         written(by_hand(ops, 4000, l_weight=weight))
 
 
+def test_weights_that_take_no_bytes_are_few():
+    one = Lattice(1, 1, 1)
+    for kind in ("pixels", "features"):
+        for inputs, fits in ((4096, True), (4097, False)):
+            ops = (Input("x", kind, (inputs,)), Linear("l", "x", inputs, 4096, one, False))
+            packed = by_hand(ops, l_weight=np.zeros((1, 0, inputs * 4096 // 8), np.uint8))
+            if fits:
+                written(packed)
+            else:
+                with pytest.raises(PackedError, match="16781312 weights of a single level would be read, at most 1677"):
+                    written(packed)
+
+
+def test_a_long_chain_of_flattens_is_no_deep_recursion():
+    flattens = [Flatten(f"f{k}", f"f{k - 1}" if k else "x") for k in range(4000)]
+    ops = (Input("x", "features", (2,)), *flattens, Linear("l", "f3999", 2, 2, Lattice(-1, 2, 2), False))
+    model = PackedModel(written(by_hand(ops, l_weight=np.full((1, 1, 1), 0b0110, np.uint8))))
+    np.testing.assert_array_equal(model.logits([[3.0, 5.0]])[0] * 2.0**-24, [[2.0, -2.0]])
+    with pytest.raises(PackedError, match="the output is the input"):
+        written(by_hand(ops[:-1]))
+
+
 def test_levels_too_far_apart_for_32_bits_are_refused():
     far = 2**30 - 1
     ops = (
@@ -355,3 +384,12 @@ def test_members_share_what_is_equal():
     # Without a shift of their own, sampled networks differ in their weights and the last bias alone.
     assert len(two) - len(one) < bits / 8 + 50
     assert len(same) - len(one) < 20
+
+
+def test_a_scale_of_other_features_than_the_network_reads_is_refused():
+    packed = pack_in_memory(bqn.models.regressor(6).mode(), input_scale=(np.zeros(6), np.ones(6)))
+    program = replace(packed.program, ops=(replace(packed.program.input, shape=None), *packed.program.ops[1:]))
+    scale = {f"input.{name}": np.ones((1, 5), np.float32) for name in ("mean", "std")}
+    written(Packed(program, 1, packed.arrays))
+    with pytest.raises(PackedError, match="expected 6 features"):
+        written(Packed(program, 1, {**packed.arrays, **scale}))

@@ -38,6 +38,19 @@ def test_lattices(values, unit, lattice):
 def test_no_lattice():
     with pytest.raises(UnpackableError, match=r"layer has the levels 0, 0.1, 1, which lie on no common lattice"):
         lattice_of((0.0, 0.1, 1.0), 256, "layer")
+    for values, instead in (
+        (np.linspace(-1, 1, 4), "-3, -1, 1, 3"),
+        ((-0.3, 0.1, 0.5), "-3, 1, 5"),
+        (np.linspace(-1, 1, 256), "-255, -253, -251"),
+    ):
+        # Their integers are the levels but for the rounding, and these do lie on a lattice.
+        with pytest.raises(
+            UnpackableError, match=f"they would, but float32 rounds them; take integers such as {instead}"
+        ):
+            lattice_of(torch.tensor(np.array(values)).float().tolist(), 256, "layer")
+    for values in ((-1.0, 0.123456, 1.0), (0.0, 1e-30, 1.0), (1e30, 1.000001e30, 3e30)):
+        with pytest.raises(UnpackableError, match=r"of at most 256 steps$"):
+            lattice_of(torch.tensor(values).tolist(), 256, "layer")
     assert common_unit([Fraction(1, 4), Fraction(1, 6)]) == Fraction(1, 12)
 
 

@@ -1,16 +1,22 @@
 """What a packed model predicts, what it takes, and that it needs no torch."""
 
+import copy
+import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import bqn
+from bqn import nn
 from bqn.data import to_input
-from bqn.deploy import PackedError, PackedModel, load_packed, pack, supported_kernels
-from tests.deploy.networks import disturb, packed_model, pixels, sampled
+from bqn.deploy import Packed, PackedError, PackedModel, from_bytes, load_packed, pack, supported_kernels, to_bytes
+from bqn.deploy.inspection import describe
+from bqn.deploy.network import PackedNetwork
+from tests.deploy.networks import assert_exact, disturb, packed_model, pixels, sampled
 
 KERNELS = ("numpy", *supported_kernels())
 
@@ -208,3 +214,122 @@ def test_members_that_share_everything_are_one_plan():
     assert len(many.logits(x)) == 4
     np.testing.assert_array_equal(many.logits(x), one.logits(x) * 4)
     np.testing.assert_array_equal(many(x), one(x))
+
+
+class Parts(torch.nn.Module):
+    """A body of two parts by name, the last of which differs from member to member."""
+
+    def __init__(self, first, last, *layers):
+        super().__init__()
+        self.names = (first, last)
+        trunk = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Sign())
+        for part in (trunk[1].weight, trunk[1].bias):
+            part.logits.data.mul_(1e4)  # a trunk that is sure
+        setattr(self, first, trunk)
+        setattr(self, last, layers[0] if len(layers) == 1 else nn.Sequential(*layers))
+
+    def forward(self, x):
+        first, last = self.names
+        return getattr(self, last)(getattr(self, first)(x))
+
+
+def by_old_names(packed):
+    """As files were written when a layer called head had its arrays stored under that name."""
+    new = {op.name: op.name.replace("head#2", "head") for op in packed.program.ops}
+    ops = tuple(replace(op, name=new[op.name], **_source(op, new)) for op in packed.program.ops)
+    program = replace(packed.program, ops=ops, output=new[packed.program.output])
+    return Packed(program, packed.members, {name.replace("head#2", "head"): a for name, a in packed.arrays.items()})
+
+
+def _source(op, new):
+    return {"source": new[op.source]} if hasattr(op, "source") else {}
+
+
+@pytest.mark.parametrize(("first", "last"), [("features", "head"), ("head", "target"), ("input", "head")])
+def test_layers_that_are_called_as_other_parts_of_the_file(first, last):
+    x = pixels(100, (1, 8, 8))
+    for layers in ([nn.Linear(32, 16), nn.Sign(), nn.Linear(16, 3)], [nn.Linear(32, 3)]):
+        torch.manual_seed(0)
+        networks = sampled(bqn.Network(Parts(first, last, *layers), bqn.SoftmaxHead(16)).eval(), 5)
+        model = assert_exact(networks, x, input_shape=(1, 8, 8))
+        members = np.stack([network.predict(to_input(x)).numpy() for network in networks])
+        np.testing.assert_allclose(model.member_probabilities(x.numpy()), members, atol=1e-6)
+        assert describe(model.packed)["bytes"]["head"] == 4
+        as_network = PackedNetwork(model).members("packed")
+        for network, expected in zip(as_network, networks, strict=True):
+            torch.testing.assert_close(network.predict(to_input(x)), expected.predict(to_input(x)))
+        old = PackedModel(from_bytes(to_bytes(by_old_names(model.packed))))
+        np.testing.assert_array_equal(old.logits(x.numpy()), model.logits(x.numpy()))
+        assert describe(old.packed)["bytes"]["head"] == 4
+        assert PackedNetwork(old).head.log_scale == PackedNetwork(model).head.log_scale
+
+
+def test_a_layer_called_head_before_a_gaussian_head():
+    class Body(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.sign = nn.Linear(5, 20), nn.Sign()
+
+        def forward(self, x):
+            return self.sign(self.head(x))
+
+    networks = sampled(bqn.Network(Body(), bqn.GaussianHead(20, 2)).eval(), 3)
+    x = torch.randint(-8, 9, (50, 5), generator=torch.Generator().manual_seed(3)).float()
+    model = packed_model(networks)
+    for network, moments in zip(networks, model.member_moments(x.numpy()), strict=True):
+        np.testing.assert_allclose(moments.mean, network.predict(x).mean, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_used_model_can_be_pickled_and_copied(classifier, kernels):
+    model, x = packed_model(classifier, kernels), pixels(9, (30,)).numpy()
+    expected = model(x)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model), copy.copy(model)):
+        assert other.kernels == kernels
+        np.testing.assert_array_equal(other(x), expected)
+    np.testing.assert_array_equal(model(x), expected)
+
+
+def test_the_kernels_are_those_that_run(classifier, regression):
+    for kernels in KERNELS:
+        assert packed_model(classifier, kernels).kernels == kernels
+        real = packed_model(regression, kernels)  # there are no compiled kernels for real-valued features
+        assert real.kernels == "numpy"
+        assert "kernels numpy" in repr(real)
+    constant = nn.Sequential(nn.Linear(6, 5), nn.Quantize((0.1, 0.1 + 1e-10)), nn.Linear(5, 4))  # one level in float32
+    model = packed_model(bqn.Network(constant, bqn.SoftmaxHead(5)).eval().mode(), KERNELS[-1])
+    model.logits(pixels(2, (6,)).numpy())
+    assert model.kernels == "numpy"
+
+
+@pytest.mark.parametrize(
+    ("layers", "right", "wrong"),
+    [
+        ((nn.Conv1d(2, 3, 3, padding=1), nn.Sign(), nn.Flatten(), nn.Linear(24, 3)), (2, 8), (2, 2, 4)),
+        ((nn.Conv2d(2, 3, (1, 3), padding=(0, 1)), nn.Sign(), nn.Flatten(), nn.Linear(24, 3)), (2, 2, 4), (2, 8)),
+        ((nn.AvgPool1d(2), nn.Flatten(), nn.Linear(8, 3)), (2, 8), (2, 2, 4)),
+        ((nn.MaxPool2d((1, 2)), nn.Flatten(), nn.Linear(8, 3)), (2, 2, 4), (2, 8)),
+        ((nn.Linear(16, 3),), (16,), (16, 1, 1)),
+    ],
+)
+def test_examples_have_as_many_dimensions_as_the_layers_take(layers, right, wrong):
+    """Also where the file does not say which shape they have; the float network raises too."""
+    network = bqn.Network(nn.Sequential(*layers), bqn.SoftmaxHead(24)).eval().mode()
+    model = assert_exact([network], pixels(5, right))
+    form = ("N, F", "N, C, L", "N, C, H, W")[len(right) - 1]
+    with pytest.raises(ValueError, match=rf"x must have shape \({form}\), as the layers need it, got"):
+        model.logits(pixels(5, wrong).numpy())
+    with pytest.raises(ValueError, match=r"dimensions|features"):
+        network(to_input(pixels(5, wrong)))
+
+
+def test_scales_as_arrays():
+    network, x = bqn.models.regressor(6).eval().mode(), np.arange(24.0).reshape(4, 6)
+    mean, std = np.arange(6.0), np.full(6, 2.0)
+    by_array = packed_model(network, input_scale=(mean, std), target_scale=(np.array([3.0]), np.array([2.0])))
+    by_tensor = packed_model(network, input_scale=(torch.tensor(mean), torch.tensor(std)))
+    assert by_array.input_shape == (6,)
+    np.testing.assert_allclose(by_array(x).mean, by_tensor(x).mean * 2 + 3)
+    np.testing.assert_allclose(
+        by_tensor(x).mean, network.predict(torch.tensor((x - mean) / std).float()).mean, atol=1e-5
+    )

@@ -48,6 +48,11 @@ def test_layers_that_draw_at_every_forward(layer):
         ((nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Sign()), "^2: the number of channels is unknown; say what input_shape"),
         ((nn.Linear(6, 4, levels=(-1.0, 0.1, 1.0)),), "^0 has the levels -1, 0.1, 1, which lie on no common lattice"),
         ((nn.Linear(6, 4), nn.Quantize((-1.0, 0.1, 1.0))), "^1 has the levels -1, 0.1, 1"),
+        (
+            (nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Conv1d(6, 4, 1)),
+            "^2 takes examples of 2 dimensions, but reads what is",
+        ),
+        ((nn.Conv1d(1, 2, 3), nn.Sign(), nn.Conv2d(2, 4, 1)), "^2 takes examples of 3 dimensions, a layer before it"),
         ((nn.Linear(2**20, 1, levels=(-16.0, 15.0)),), "^0: its sums can reach"),
         ((nn.Linear(6, 4), nn.Sign(), nn.Linear(5, 4)), "would read 4 channels, expected 5"),
         ((nn.Linear(6, 4), nn.BatchNorm1d(5), nn.Sign()), "^1 would read 4 channels, expected 5"),
@@ -114,6 +119,24 @@ def test_members_of_another_architecture():
         pack_in_memory([one, bqn.models.mlp(6, 4, (5, 5)).mode()])
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [((-1.0, 1.0), (-0.5, 0.5)), ((-1.0, 1.0), (-2.0, 2.0)), ((-1.0, 0.0, 1.0), (-1.0, 1.0))]
+)
+def test_members_whose_random_thresholds_have_other_levels(one, other):
+    members = [
+        fixed(nn.Linear(6, 5), nn.RandomThreshold(5, (-1.0, 0.0, 1.0), levels), nn.Linear(5, 4))
+        for levels in (one, other)
+    ]
+    with pytest.raises(UnpackableError, match="member 1 is of another architecture"):
+        pack_in_memory(members)
+
+
+def test_levels_that_are_one_in_float32():
+    for levels in ((0.5, 0.5 + 1e-10), (1.0, 1.0 + 1e-9, 2.0)):
+        net = bqn.Network(nn.Sequential(nn.Linear(6, 5), nn.Quantize(levels), nn.Linear(5, 4)), HEAD).eval()
+        assert_exact(sampled(net), pixels(20, (6,)))
+
+
 def test_what_is_not_a_quantized_network(tmp_path):
     net = bqn.models.mlp(6, 4, (5,))
     for wrong in (net, [net], [], [net.mode(), net]):
@@ -133,8 +156,24 @@ def test_options_that_make_no_sense():
         pack_in_memory(classifier, target_scale=scale)
     with pytest.raises(ValueError, match=r"input_shape|would read"):
         pack_in_memory(classifier, input_shape=(7,))
-    with pytest.raises(ValueError, match="about must hold texts and numbers by name"):
-        pack_in_memory(classifier, about={"x": [1]})
+    for about in ({"x": [1]}, {"x": float("nan")}, {1: "x"}, ["x"]):
+        with pytest.raises(ValueError, match="about must hold texts and numbers by name"):
+            pack_in_memory(classifier, about=about)
+    for shape in ((), 6, (0,), (1, 2, 3, 4), (6.5,)):
+        with pytest.raises(ValueError, match=r"input_shape must be \(features,\), \(C, L\) or \(C, H, W\), got"):
+            pack_in_memory(classifier, input_shape=shape)
+    for wrong, message in (
+        ((torch.zeros(6),), "must be a mean and a std of one number a column each"),
+        ((torch.zeros(6), torch.ones(5)), "must be a mean and a std of one number a column each"),
+        ((torch.zeros(6), torch.zeros(6)), "must be finite, and its std positive"),
+        ((torch.zeros(6), torch.full((6,), 1e-60, dtype=torch.float64)), "must be finite, and its std positive"),
+    ):
+        with pytest.raises(ValueError, match=f"^input_scale {message}"):
+            pack_in_memory(classifier, inputs="features", input_scale=wrong)
+    with pytest.raises(ValueError, match=r"input_scale must be of input_shape, \(1, 2, 3\), got 6 features"):
+        pack_in_memory(classifier, inputs="features", input_scale=scale, input_shape=(1, 2, 3))
+    with pytest.raises(UnpackableError, match=r"^1: Linear would read \(5,\), expected \(6,\)"):
+        pack_in_memory(classifier, inputs="features", input_scale=(torch.zeros(5), torch.ones(5)))
     with pytest.raises(ValueError, match="a class must be a text"):
         pack_in_memory(classifier, classes=["a", "b", "", "d"])
     with pytest.raises(ValueError, match="3 classes for 4 outputs"):
@@ -146,6 +185,11 @@ def test_options_that_make_no_sense():
 def test_weights_in_another_precision():
     with pytest.raises(UnpackableError, match=r"^1: its weights are torch.float64, expected torch.float32"):
         pack_in_memory(bqn.models.mlp(6, 4, (5,)).double().mode())
+
+
+def test_sums_on_their_way_beyond_32_bits():
+    with pytest.raises(UnpackableError, match=r"^0: its sums can reach \d+, more than"):
+        pack_in_memory(fixed(nn.Linear(2**20, 4)))
 
 
 def test_statistics_that_are_not_finite():
@@ -189,3 +233,45 @@ def test_products_without_a_quantizer_between_them():
     wide = bqn.Network(nn.Sequential(nn.Linear(500, 6), nn.Linear(6, 4)), HEAD).eval()
     with pytest.raises(UnpackableError, match=r"^1 would multiply integers of .* values; put a quantizer before it"):
         pack_in_memory(wide.mode())
+
+
+def test_a_tensor_that_is_changed_in_place_under_two_names():
+    class Body(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+            self.sign, self.many, self.flatten = nn.Sign(), nn.Quantize((-2.0, -1.0, 0.0, 1.0, 2.0)), nn.Flatten()
+
+    def other_name(self, x):
+        h = self.sign(self.a(x))
+        r = h
+        h += self.sign(self.b(h))
+        return self.c(self.many(h + r))
+
+    def view(self, x):
+        h = self.sign(self.a(x))
+        r = self.flatten(h)
+        h += self.sign(self.b(h))
+        return self.c(self.many(h + r))
+
+    def twice(self, x):
+        h = r = self.sign(self.a(x))
+        h += self.sign(self.b(h))
+        h += self.sign(self.b(h))
+        return self.c(self.many(h + r))
+
+    def alone(self, x):
+        y = self.sign(self.a(x))
+        h = self.sign(self.b(y))
+        h += y
+        h += self.sign(self.b(h))
+        return self.c(self.many(h + y))
+
+    def net(forward):
+        torch.manual_seed(1)
+        return bqn.Network(type("Body", (Body,), {"forward": forward})(), bqn.SoftmaxHead(6)).eval()
+
+    for forward in (other_name, view, twice):
+        with pytest.raises(UnpackableError, match=r"^iadd(_1)?: \+= changes a tensor in place that the forward reads"):
+            pack_in_memory(net(forward).mode())
+    assert_exact([net(alone).mode()], pixels(50, (6,)))

@@ -124,3 +124,11 @@ def test_rounding_never_makes_a_negative_probability_or_variance() -> None:
     for belief in (result, pooled):
         assert bool((belief.probs >= 0).all())
         assert bool((belief.var >= 0).all())
+
+
+def test_what_a_quantizer_does_is_in_its_name() -> None:
+    """Packing tells architectures apart by it."""
+    assert "5, levels=(-0.5, 0.5), thresholds=(0.25,)" in repr(
+        bqn.nn.RandomThreshold(5, levels=(-0.5, 0.5), thresholds=(0.25,))
+    )
+    assert "levels=(-1.0, 1.0), thresholds=(0.5,)" in repr(bqn.nn.Quantize((-1, 1), (0.5,)))

@@ -64,6 +64,20 @@ def test_largest_of_two_levels_beside_certain_ones() -> None:
     assert torch.equal(mean.grad, torch.tensor([[0.25 * 0.75, 0.0, 0.0], [0.0, 0.0, 0.0]]))
 
 
+@pytest.mark.parametrize("absent", [None, torch.tensor([False, True])])
+@pytest.mark.parametrize("together", [None, torch.tensor(0.3)])
+def test_largest_of_one_level(absent: Tensor | None, together: Tensor | None) -> None:
+    """What can be one thing only is that: the largest of constants, of which some may be padding."""
+    belief = bqn.Categorical(torch.ones(3, 2, 1), (0.5,))
+    largest = pooling.maximum_categorical(belief, absent, together)
+    assert largest.level_values == (0.5,)
+    assert torch.equal(largest.probs, torch.ones(3, 1))
+    assert torch.equal(largest.mean, torch.full((3,), 0.5))
+    for pool in (bqn.nn.MaxPool2d(2), bqn.nn.MaxPool2d(2, padding=1), bqn.nn.MaxPool2d(3, stride=1)):
+        image = bqn.Categorical(torch.ones(2, 3, 4, 4, 1), (0.5,))
+        assert torch.equal(pool(image).mean, pool(image.mean))
+
+
 TILES = [
     ((2, 3, 8), (2,)),
     ((2, 3, 4, 6), (2, 2)),

@@ -52,6 +52,34 @@ def test_bad_toml(tmp_path, content, message):
         read_toml(path)
 
 
+@pytest.mark.parametrize("values", [{"model": model} for model in BY_MODEL] + [{"method": "ebp"}, {"lam": 0.3}])
+def test_config_of_a_run(tmp_path, values):
+    config = TrainConfig.preset({**values, "levels": "ternary"} if "model" in values else values)
+    path = tmp_path / "config.json"
+    path.write_text(config.to_json())
+    assert TrainConfig.from_toml(path) == config
+    assert TrainConfig.from_toml(path, {"seed": 9}).seed == 9
+    assert None not in read_toml(path).values()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"epoch": 3}', "config.json: 'epoch' is not a setting; the nearest is 'epochs'"),
+        (b'{"epochs": 3, "epochs": 4}', "config.json: a key stands twice in one object"),
+        (b'{"lam": NaN}', "config.json: NaN is not a JSON number"),
+        (b"[]", "config.json must hold a JSON object, got list"),
+        (b"epochs = 3", "config.json is not valid JSON"),
+        (b"\xff", "config.json is not valid JSON"),
+    ],
+)
+def test_bad_config_of_a_run(tmp_path, content, message):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_toml(path)
+
+
 def test_missing_toml(tmp_path):
     with pytest.raises(ConfigError, match=r"none.toml: No such file"):
         read_toml(tmp_path / "none.toml")
@@ -99,6 +127,11 @@ def test_wrong_type(values, message):
     [
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"batch_size": -1}, "batch_size must be at least 1"),
+        ({"threads": 100_000}, "threads must be at most 1024, got 100000"),
+        ({"threads": 9999999999999}, "threads must be at most 1024, got 9999999999999"),
+        ({"epochs": 10**400}, "epochs must be at most 2147483647, got 1000"),
+        ({"split": 2**31}, "split must be at most 2147483647, got 2147483648"),
+        ({"shift": 2**64}, "shift must be at most 2147483647"),
         ({"learning_rate": float("inf")}, "learning_rate must be positive and finite, got inf"),
         ({"learning_rate": float("nan")}, "learning_rate must be positive and finite, got nan"),
         ({"lr_decay": 1.5}, "lr_decay must be above 0 and at most 1"),

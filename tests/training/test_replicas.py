@@ -198,7 +198,7 @@ def test_one_failure_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_another_config_in_the_folder_is_refused(tmp_path: Path) -> None:
     train_together([tiny.config()], tiny.dataset(), folders=[tmp_path / "a"])
-    with pytest.raises(ConfigError, match="another config"):
+    with pytest.raises(ConfigError, match=r"another config: lam is 0.001, got 0.7"):
         train_together([tiny.config(lam=0.7)], tiny.dataset(), folders=[tmp_path / "a"])
 
 

@@ -93,11 +93,11 @@ class BernoulliWeight(Weight):
     @torch.no_grad()
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         draw = torch.empty_like(self.natural).uniform_(generator=generator)
-        return torch.where(draw < torch.sigmoid(2 * self.natural), 1.0, -1.0)
+        return torch.where(draw < torch.sigmoid(2 * self.natural), 1.0, -1.0).to(self.natural.dtype)
 
     @torch.no_grad()
     def mode(self) -> Tensor:
-        return torch.where(self.natural >= 0, 1.0, -1.0)
+        return torch.where(self.natural >= 0, 1.0, -1.0).to(self.natural.dtype)
 
     def kl(self) -> Tensor:
         divergence: Tensor = _NaturalKL.apply(self.natural)  # type: ignore[no-untyped-call]

@@ -87,7 +87,7 @@ class EBPNetwork(FilteredNetwork):
             noise, by_mean, by_var = observe(noise, target, mean, var)
             self._take(state, tape, Pair(np.full((1, 1), by_mean), np.full((1, 1), by_var)))
         state["head.gamma"][:] = noise.shape, noise.rate
-        return evidence / len(x)
+        return evidence / max(len(x), 1)
 
     def _learn_labels(self, state: State, x: Array, y: Array) -> float:
         evidence = 0.0
@@ -97,7 +97,7 @@ class EBPNetwork(FilteredNetwork):
             log_z, by = observe_signs(one_versus_rest(y[rows], tape.output), tape.output)
             evidence += log_z
             self._take(state, tape, by)
-        return evidence / len(x)
+        return evidence / max(len(x), 1)
 
     def _take(self, state: State, tape: Tape, by: Pair) -> None:
         """Let the weights follow what the output's derivatives say."""

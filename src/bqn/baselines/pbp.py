@@ -83,7 +83,7 @@ class PBPNetwork(FilteredNetwork):
             for n, weights in enumerate(layers):
                 precision = refine(weights, state[f"sites.{n}"], precision)
             state["precision"][:] = precision.shape, precision.rate
-        return evidence / len(x)
+        return evidence / max(len(x), 1)
 
     def kl(self) -> Tensor:
         """KL of the weights' posterior to their prior at its expected precision, in nats."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -56,6 +57,8 @@ def write(text: str) -> None:
 @contextmanager
 def printing() -> Iterator[None]:
     """See that all that is printed arrives; an `OutputError` if it does not, and nothing more is printed then."""
+    if sys.stdout is None:  # the process was started without one, as by `>&-`
+        raise OutputError(OSError(errno.EBADF, os.strerror(errno.EBADF)))
     try:
         yield
         sys.stdout.flush()

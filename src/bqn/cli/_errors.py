@@ -42,7 +42,7 @@ def is_expected(error: BaseException) -> bool:
     """Whether this may go wrong without a fault in this package. Anything else is a bug, and shows as one."""
     if isinstance(error, ImportError):
         return _is_missing_extra(error)
-    return isinstance(error, (OSError, ValueError, MemoryError)) or _is_of_gpu(error) or ends_training(error)
+    return isinstance(error, (OSError, ValueError)) or _is_of_memory(error) or ends_training(error)
 
 
 def ends_training(error: BaseException) -> bool:
@@ -56,7 +56,7 @@ def ends_training(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> str:
     """The error as one line."""
-    if isinstance(error, MemoryError) or _is_of_gpu(error):
+    if _is_of_memory(error):
         text = "out of memory; --accumulate, --checkpoint-activations or a smaller --batch-size need less"
     elif isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -75,7 +75,10 @@ def _is_missing_extra(error: ImportError) -> bool:
     return "pip install" in str(error)
 
 
-def _is_of_gpu(error: BaseException) -> bool:
-    """Whether the memory of a GPU is full."""
+def _is_of_memory(error: BaseException) -> bool:
+    """Whether the memory is full, that of a GPU or the other."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    # torch has no class of its own for the memory of a CPU
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -28,13 +28,17 @@ def require_free(folder: Path, force: bool) -> None:
 def replacing(folder: Path) -> Iterator[Callable[[], None]]:
     """Set a run in `folder` aside. It comes back, unless the function that is given was called: then it is removed.
 
-    Files in the folder that are not part of a run are never removed.
+    Files in the folder that are not part of a run are never removed, and a link to the folder stays one.
     """
+    folder = folder.resolve()
     if not RunFolder(folder).config.exists():
         yield lambda: None
         return
+    with RunFolder(folder).held():  # nobody trains here
+        pass
     aside = _free_name(folder)
     folder.rename(aside)
+    folder.mkdir()  # a link to nothing could not be written through
     under_way = False
 
     def started() -> None:
@@ -52,7 +56,6 @@ def replacing(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def _free_name(folder: Path) -> Path:
-    folder = folder.resolve()
     number = 1
     while (name := folder.with_name(f"{folder.name}.replaced{f'-{number}' * (number > 1)}")).exists():
         number += 1

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -15,11 +15,12 @@ from bqn.choices import expected_one_of
 from bqn.cli._console import out as screen
 from bqn.cli._console import show, write
 from bqn.cli._errors import UsageError
-from bqn.cli._inputs import Inputs
 from bqn.cli._tables import new_table
-from bqn.predictions import Predictor
-from bqn.training.files import write_atomic
-from bqn.training.preprocessing import Preprocessing
+
+if TYPE_CHECKING:  # they import torch, which exporting a packed file does not need
+    from bqn.cli._inputs import Inputs
+    from bqn.predictions import Predictor
+    from bqn.training.preprocessing import Preprocessing
 
 FORMATS = ("table", "csv", "json")
 Row = dict[str, Any]
@@ -79,6 +80,8 @@ def write_rows(rows: list[Row], form: str, out: Path | None, about: Row) -> None
     if form == "table" and out is None:
         _show_table(rows)
         return
+    from bqn.training.files import write_atomic
+
     text = _as_json(about, rows) if form == "json" else _as_csv(rows)
     if out is None:
         write(text)

@@ -13,8 +13,9 @@ from bqn.cli._console import note, working
 from bqn.cli._errors import UsageError
 from bqn.cli._packed import is_run
 from bqn.data import DataError, Dataset, Split, Task, available, load
-from bqn.training import Run, load_data, load_run, own_parts
+from bqn.training import Run, load_run, own_parts
 from bqn.training.preprocessing import Preprocessing
+from bqn.training.run import load_again
 from bqn.zoo import PRETRAINED
 
 PARTS = ("test", "validation", "all")
@@ -42,6 +43,8 @@ class Judged:
         Examples that the run was trained on, where the data set has them.
     validation : Split or None
         Examples that chose its best epoch, likewise.
+    split : int
+        The split that tells test examples from others in a file of other data.
     """
 
     path: Path
@@ -51,11 +54,12 @@ class Judged:
     examples: Split
     training: Split | None
     validation: Split | None = None
+    split: int = 0
 
     @property
     def name(self) -> str:
         """What the examples are, for people."""
-        return f"{self.data} ({self.part})"
+        return f"{self.data} ({self.part}, split {self.split})" if self.split else f"{self.data} ({self.part})"
 
 
 def open_run(path: Path, device: torch.device) -> Run:
@@ -93,12 +97,13 @@ def judge(path: Path, device: torch.device, data: str | None, data_dir: Path | N
             raise UsageError(f"--part all is for other data, {data} is the run's own; a copy of another name is not")
         data = None  # split as for training: another split would judge by examples that were trained on
     with working(f"loading {data or run.config.data}"):
-        dataset = load_data(run.config, data_dir) if data is None else _load_other(run, data, data_dir)
+        dataset = load_again(run.config, data_dir) if data is None else _load_other(run, data, data_dir)
     dataset = with_own_columns(path, run, dataset)
     require_like(path, run, dataset)
     if data is not None:
         chosen = _part_of_other(dataset, part)
-        return Judged(path, run, dataset.name, part, with_own_labels(path, run, dataset, chosen), None)
+        split = run.config.split if part == "test" and not _is_named(data) else 0
+        return Judged(path, run, dataset.name, part, with_own_labels(path, run, dataset, chosen), None, split=split)
     if part == "all":
         raise UsageError("--part all needs --data: some of the run's own data were trained on")
     training, validation = own_parts(path, run.config, dataset)
@@ -112,29 +117,40 @@ def judge(path: Path, device: torch.device, data: str | None, data_dir: Path | N
 
 def same_source(one: str, other: str | None) -> bool:
     """Whether both are the same data: a named set, or a file or folder by whatever path."""
-    if other is None or one == other or {one, other} & {info.name for info in available()}:
+    if other is None or one == other or _is_named(one) or _is_named(other):
         return one == other
     paths = [Path(each).expanduser() for each in (one, other)]
     return all(path.exists() for path in paths) and paths[0].resolve() == paths[1].resolve()
 
 
+def _is_named(data: str) -> bool:
+    return data in {info.name for info in available()}
+
+
 def _load_other(run: Run, data: str, data_dir: Path | None) -> Dataset:
     task: Task | None = "regression" if run.preprocessing.task == "regression" else run.config.task
-    return load_other(data, data_dir, run.config.target, run.preprocessing.target_name, task)
+    config = run.config
+    return load_other(data, data_dir, config.split, config.target, run.preprocessing.target_name, task)
 
 
 def load_other(
-    data: str, data_dir: Path | None, target: str | None, known_as: str | None, task: Task | None
+    data: str, data_dir: Path | None, split: int, target: str | None, known_as: str | None, task: Task | None
 ) -> Dataset:
     """Other data than those of training; targets in a file are read for `task`, or by their looks.
+
+    Files and folders are split by `split`, that of training: they may be those of training by another path, and by
+    another split most of the test examples would have been trained on.
 
     In a `.csv` file, where the target is `known_as` and nobody named it, it may stand in any column.
     """
     suffix = Path(data).suffix.lower()
     if suffix == ".csv":
-        dataset = load(data, target=target, task=task)
-        return load(data, target=known_as, task=task) if known_as in dataset.feature_names else dataset
-    return load(data, data_dir, task=task) if suffix == ".npz" else load(data, data_dir)
+        dataset = load(data, split=split, target=target, task=task)
+        found = known_as in dataset.feature_names
+        return load(data, split=split, target=known_as, task=task) if found else dataset
+    if _is_named(data):
+        return load(data, data_dir)
+    return load(data, split=split, task=task if suffix == ".npz" else None)
 
 
 def _part_of_other(dataset: Dataset, part: str) -> Split:

@@ -10,10 +10,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+import typer
 from rich.table import Table
 
 from bqn.cli._console import note, show, show_json
-from bqn.cli._errors import InterruptedRunError, settings_are_usage
+from bqn.cli._errors import InterruptedRunError, one_line, settings_are_usage
 from bqn.cli._tables import new_table
 from bqn.cli._training import stop_on_interrupt
 from bqn.data import Dataset
@@ -35,7 +36,10 @@ class Plan(NamedTuple):
 
 
 def train_all(plans: Sequence[Plan], dataset: Dataset, folder: Path, quiet: bool, as_json: bool) -> None:
-    """Carry out all plans in subfolders of `folder`; what is there already is continued or skipped."""
+    """Carry out all plans in subfolders of `folder`; what is there already is continued or skipped.
+
+    Runs that fail are named on standard error, and the command fails if none is left.
+    """
     names = [plan.name for plan in plans]
     if not quiet and sys.stderr.isatty():
         note(f"{len(plans)} runs of {plans[0].config.epochs} epochs, into {folder}")
@@ -59,10 +63,17 @@ def train_all(plans: Sequence[Plan], dataset: Dataset, folder: Path, quiet: bool
             raise InterruptedRunError(message) from None
     summaries = [_summary(name, run) for name, run in zip(names, runs, strict=True)]
     groups = _by_setting(plans, summaries)
+    none_left = all("failed" in summary for summary in summaries)
+    for summary in summaries:
+        if "failed" in summary:
+            note(f"bqn: {summary['run']} failed: {one_line(summary['failed'])}")
     if as_json:
         show_json({"folder": str(folder), "runs": summaries, "settings": groups})
     else:
-        show(_table(groups), f"saved in {folder}; next: bqn compare {shlex.quote(str(folder))}/*")
+        further = "" if none_left else f"; next: bqn compare {shlex.quote(str(folder))}/*"
+        show(_table(groups), f"saved in {folder}{further}")
+    if none_left:
+        raise typer.Exit(1)
 
 
 def _summary(name: str, run: Run | DivergedError) -> dict[str, Any]:

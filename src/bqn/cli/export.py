@@ -58,6 +58,8 @@ def export(
     target = file.with_suffix(SUFFIXES[to]) if out is None else out
     if target.exists() and file.exists() and target.samefile(file):
         raise UsageError(f"--out is the packed file itself, {file}")
+    if target.is_dir() or not target.parent.is_dir():  # to be known before the work begins
+        raise UsageError(f"--out must be a file in a folder that is there, got {target}")
     with working(f"exporting {file}"):
         content = _content(packed, to, name, target)
         write_atomic(target, content)

@@ -30,6 +30,9 @@ bqn pack runs/one --distill 5 --out better.bqn
 """
 
 
+_SAMPLES = 5
+
+
 def pack(
     run: RunFolderArgument,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.", show_default=False)],
@@ -37,7 +40,7 @@ def pack(
         str,
         typer.Option("--mode", metavar="|".join(MODES), help="The most probable network, or sampled ones to average."),
     ] = "map",
-    samples: Samples = 5,
+    samples: Samples = _SAMPLES,
     seed: Seed = 0,
     recalibrate: Annotated[
         bool,
@@ -68,6 +71,10 @@ def pack(
     --distill they give the same figures: see bqn run.
     """
     require_choice(mode, MODES, "--mode")
+    if mode == "map" and samples != _SAMPLES:
+        raise UsageError(f"--samples is for --mode mc: there is one most probable network, got {samples}")
+    if mode == "map" and seed and not distill:
+        raise UsageError(f"--seed is for --mode mc and --distill: the most probable network is not drawn, got {seed}")
     if out.is_file() and not force:
         raise FileExistsError(f"{out} exists already: replace it with --force, or choose another --out")
     if out.is_dir() or not out.parent.is_dir():  # to be known before the work begins

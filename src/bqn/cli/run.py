@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("bqn run needs torch: pip install torch; bqn.load_packed predicts without it") from None
 
 from bqn.cli._console import footnote, show, show_json, working
 from bqn.cli._errors import UsageError
@@ -29,6 +35,7 @@ bqn run one.bqn scan-1.png scan-2.png
 """
 
 PARTS = ("test", "all")
+_BINS = 15
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +60,7 @@ def run(
     part: Annotated[
         str, typer.Option("--part", metavar="|".join(PARTS), help="Which examples of --data: test, or all.")
     ] = "test",
-    bins: Annotated[int, typer.Option("--bins", metavar="N", min=1, help="Bins of the calibration error.")] = 15,
+    bins: Annotated[int, typer.Option("--bins", metavar="N", min=1, help="Bins of the calibration error.")] = _BINS,
     form: Format = None,
     out: Out = None,
     batch_size: BatchSize = 500,
@@ -68,6 +75,10 @@ def run(
     if (data is None) == (not files):
         raise UsageError("name either --data to evaluate on, or files to predict for")
     require_choice(part, PARTS, "--part")
+    if files and (part != "test" or bins != _BINS):
+        raise UsageError("--part and --bins are for --data, leave them out where files are predicted for")
+    if files and as_json and (form not in (None, "json") or out is not None):
+        raise UsageError("--json prints one JSON object, so it goes with no other --format, and not with --out")
     packed = open_packed(file)
     if files:
         form = choose_format("json" if as_json and form is None else form, out)
@@ -103,7 +114,7 @@ def _load(model: PackedModel, data: str, data_dir: Path | None) -> Dataset:
     about = model.packed.about
     if not same_source(data, about.get("data")):
         task: Task | None = "regression" if model.task == "regression" else about.get("task")
-        return load_other(data, data_dir, about.get("target"), from_about(about).target, task)
+        return load_other(data, data_dir, about.get("split", 0), about.get("target"), from_about(about).target, task)
     return load(data, data_dir, split=about.get("split", 0), target=about.get("target"), task=about.get("task"))
 
 

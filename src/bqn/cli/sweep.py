@@ -41,7 +41,11 @@ def sweep(
     config_file: Annotated[
         Path | None,
         typer.Option(
-            "--config", "-c", metavar="FILE", help="TOML file with settings; options win over it.", show_default=False
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="TOML file with settings, or a run's config.json; options win over it.",
+            show_default=False,
         ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Runs of each setting.")] = 1,

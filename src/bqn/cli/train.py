@@ -49,7 +49,8 @@ def train(
             "--config",
             "-c",
             metavar="FILE",
-            help="TOML file with any of the settings below, as in epochs = 5; options win over it.",
+            help="TOML file with any of the settings below, as in epochs = 5, or the config.json of a run; "
+            "options win over it.",
             show_default=False,
         ),
     ] = None,

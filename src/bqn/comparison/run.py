@@ -108,8 +108,9 @@ def _at_once(tasks: Sequence[Task], root: str | Path | None, jobs: int) -> Itera
     """In processes of their own, started afresh: torch's threads do not survive a fork."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(tasks) or 1), context, _begin_worker) as pool:
-        waiting: dict[Future[dict[str, Any]], Task] = {pool.submit(measure, task, root): task for task in tasks}
+        waiting: dict[Future[dict[str, Any]], Task] = {}
         try:
+            waiting.update((pool.submit(measure, task, root), task) for task in tasks)
             while waiting:
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     yield waiting.pop(future), future.result()
@@ -118,9 +119,10 @@ def _at_once(tasks: Sequence[Task], root: str | Path | None, jobs: int) -> Itera
                 "a training process ended without a word; out of memory? fewer jobs need less"
             ) from None
         finally:
+            processes = list(pool._processes.values())  # the pool forgets them as it shuts down
             pool.shutdown(wait=False, cancel_futures=True)
             if waiting:
-                for process in list(pool._processes.values()):  # what they are at is of no use any more
+                for process in processes:  # what they are at is of no use any more
                     process.terminate()
 
 

@@ -323,7 +323,7 @@ class Builder:
         """Codes times weights: codes of the weights uint8 `(O, kh, kw, I / groups)`, then pooling and thresholds."""
         if x.lattice is None:
             raise NotNative("a product of integers that are not codes")
-        if lattice.planes == 0:
+        if lattice.planes == 0 or (rules is not None and rules[0].planes == 0):
             raise NotNative("a lattice of one level")
         weights = _layout.Weights(codes, lattice)
         area = geometry.pool[0] * geometry.pool[1]

@@ -263,10 +263,15 @@ def _shape(value: Any, what: str) -> tuple[int, ...] | None:
     return None if value is None else _counts(value, what)
 
 
+def _optional_integer(value: Any, what: str) -> int | None:
+    return None if value is None else _integer(value, what)
+
+
 _PARSERS: dict[str, Any] = {
     "str": _text,
     "str | None": _optional_text,
     "int": _integer,
+    "int | None": _optional_integer,
     "bool": _flag,
     "Pair": _pair,
     "tuple[str, str]": _two_texts,

@@ -65,6 +65,8 @@ class Symbol:
         None as long as nobody said.
     shape : tuple of int or None
         Shape of one example in the float network, where the shape of the input is known.
+    flat : bool
+        Whether it has been flattened; otherwise it has as many dimensions as the input.
     shifts : float64 Tensor `(S, C)` or None
         For each member, exact.
     error : float
@@ -74,6 +76,8 @@ class Symbol:
     selector : Symbol or None
         The other summand of a shortcut, whose value the steps take as second argument.
     pools : maxima that wait behind the steps
+    normalized : bool
+        Whether a batch norm has read the shifts, which others do not read.
     real : bool
         Whether q comes from real-valued features, whose sums the float network rounds as it likes.
     """
@@ -86,12 +90,14 @@ class Symbol:
     lattice: Lattice | None = None
     channels: int | None = None
     shape: tuple[int, ...] | None = None
+    flat: bool = False
     shifts: Tensor | None = None
     error: float = 0.0
     steps: tuple[tuple[Step, ...], ...] = ()
     average: int = 1
     selector: Symbol | None = None
     pools: tuple[Pool, ...] = ()
+    normalized: bool = False
     real: bool = False
 
     @property
@@ -122,6 +128,17 @@ class Symbol:
         """`shifts` `(S, C)` are added, in float32."""
         total = shifts.double() if self.shifts is None else self.shifts + shifts
         return replace(self, shifts=total).rounded(1)
+
+    def own_sums(self, layer: str) -> Symbol:
+        """As a layer reads it that is no batch norm: with the shifts put back, in float32."""
+        if self.shifts is None or self.normalized:
+            return self
+        if self.waiting:
+            raise UnpackableError(
+                f"{layer} reads averages of sums that are shifted for a batch norm, which reads them too; put a "
+                "quantizer before the average"
+            )
+        return replace(self, shifts=None, error=self.error and self.error + 2 * ROUNDING * self.bound)
 
     def rounded(self, terms: int) -> Symbol:
         """With what float32 may lose where it makes this value by `terms` additions: nothing if all are exact."""
@@ -179,8 +196,22 @@ def lattice_of(values: Sequence[float], most: int, what: str) -> tuple[Fraction,
     low, stride = int(exact[0] / unit), int(step / unit) if gaps else 1
     if levels > most or max(abs(low), stride * levels) > INT32_MAX:
         shown = ", ".join(f"{value:g}" for value in values[:8])
-        raise UnpackableError(f"{what} has the levels {shown}, which lie on no common lattice of at most {most} steps")
+        reason = f"{what} has the levels {shown}, which lie on no common lattice of at most {most} steps"
+        raise UnpackableError(f"{reason}{_remedy(values, most)}")
     return unit, Lattice(low, stride, levels)
+
+
+def _remedy(values: Sequence[float], most: int) -> str:
+    """What to take instead of values that lie on a lattice but for their rounding to float32; nothing for others."""
+    largest = max(map(abs, values))
+    ratios = [Fraction(value / largest).limit_denominator(most) for value in values]
+    steps = [int(ratio * math.lcm(*(each.denominator for each in ratios))) for ratio in ratios]
+    off = max(abs(float(ratio) * largest - value) for ratio, value in zip(ratios, values, strict=True))
+    too_fine = steps[-1] - steps[0] >= most * math.gcd(*(step - steps[0] for step in steps))
+    if off > 2 * ROUNDING * largest or too_fine or len(set(steps)) < len(steps):
+        return ""
+    instead = ", ".join(map(str, steps[:8]))
+    return f": they would, but float32 rounds them; take integers such as {instead}, or binary fractions, instead"
 
 
 def common_unit(values: Sequence[Fraction]) -> Fraction:

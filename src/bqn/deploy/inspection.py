@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from bqn.deploy.container import FORMAT, to_bytes
-from bqn.deploy.program import Add, Conv2d, Input, Lattice, Linear, MaxPool, Op, Packed, SumPool, Threshold
+from bqn.deploy.program import Add, Conv2d, Input, Lattice, Linear, MaxPool, Op, Packed, Program, SumPool, Threshold
 from bqn.deploy.shapes import Size, infer_sizes
 
 _PARTS = {"weight": "weights", "bias": "biases", "thresholds": "thresholds", "flips": "thresholds"}
@@ -25,7 +25,7 @@ def describe(packed: Packed) -> dict[str, Any]:
     total = len(to_bytes(packed))
     by_kind = {"weights": 0, "biases": 0, "thresholds": 0, "head": 0, "scaling": 0}
     for name, array in packed.arrays.items():
-        by_kind[_kind(name)] += array.nbytes
+        by_kind[_kind(name, program)] += array.nbytes
     weights = sum(layer["weights"] for layer in layers)
     bits = sum(layer["weights"] * layer["bits"] for layer in layers)
     return {
@@ -45,8 +45,8 @@ def describe(packed: Packed) -> dict[str, Any]:
     }
 
 
-def _kind(name: str) -> str:
-    if name.startswith("head."):
+def _kind(name: str, program: Program) -> str:
+    if name in program.head_arrays:
         return "head"
     if name in ("input.mean", "input.std", "target.mean", "target.std"):
         return "scaling"

@@ -31,6 +31,7 @@ from bqn.deploy.program import (
     Op,
     Threshold,
 )
+from bqn.nn._own_sums import reads_own_sums
 
 ACTIVATION_LEVELS = 256
 # Sums that enter a product are cut into bit-planes too; more than these would be slower than a float product.
@@ -54,7 +55,7 @@ class Lowering:
         self.members = members
         self.ops: list[Op] = [Input("input", kind, shape)]
         self.arrays: dict[str, Array] = {}
-        self.calls = Counter(["input"])
+        self.calls = Counter(["input", "head"])  # names of the input and of what is stored for the head
         channels = None if shape is None else shape[0]
         if kind == "pixels":
             lattice = PIXELS
@@ -72,7 +73,19 @@ class Lowering:
         lower = _RULES.get(type(layers[0]))
         if lower is None:
             raise UnpackableError(f"{name}: a {type(layers[0]).__name__} cannot be packed; {_known()}")
+        if reads_own_sums(layers[0]):
+            inputs = [x.own_sums(name) for x in inputs]
         return lower(self, self.unused(name), layers, *inputs)
+
+    def require_rank(self, x: Symbol, rank: int, name: str) -> None:
+        """Note that a layer takes examples of so many dimensions, where no shape says how many there are."""
+        first = cast(Input, self.ops[0])
+        if first.shape is None and not x.flat:
+            if first.rank not in (None, rank):
+                raise UnpackableError(f"{name} takes examples of {rank} dimensions, a layer before it of {first.rank}")
+            self.ops[0] = replace(first, rank=rank)
+        elif x.flat and rank != 1:
+            raise UnpackableError(f"{name} takes examples of {rank} dimensions, but reads what is flattened")
 
     def unused(self, name: str) -> str:
         """The name, or the name with a number where a layer is used several times."""
@@ -107,7 +120,9 @@ class Lowering:
     def threshold(self, name: str, x: Symbol, quantizers: Layers, layer: str) -> Symbol:
         """Fold all that waits, and the quantizers behind it, one a member."""
         levels: tuple[float, ...] = cast(Any, quantizers[0]).levels
-        values = torch.tensor(levels)  # in float32, as the layer has them
+        if any(cast(Any, quantizer).levels != levels for quantizer in quantizers):
+            raise UnpackableError(f"{layer}: the networks have different levels here")
+        values = torch.tensor(levels).unique()  # in float32, as the layer has them, where two may be one
         unit, lattice = lattice_of(values.tolist(), ACTIVATION_LEVELS, layer)
         exact = [Fraction(value) / unit for value in values.tolist()]
         codes = [int(value - lattice.low) // lattice.stride for value in exact]
@@ -124,7 +139,7 @@ class Lowering:
         selector = x.selector
         cases = 1 if selector is None or selector.lattice is None else selector.lattice.levels
         self.emit(Threshold(name, x.name, x.channels, lattice, None if selector is None else selector.name, cases))
-        result = Symbol(name, unit, lattice.low, lattice.high, lattice.stride, lattice, x.channels, x.shape)
+        result = Symbol(name, unit, lattice.low, lattice.high, lattice.stride, lattice, x.channels, x.shape, x.flat)
         for position, pool in enumerate(x.pools):
             result = replace(
                 result,

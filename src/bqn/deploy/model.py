@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -61,8 +61,12 @@ class PackedModel:
     def __init__(self, packed: Packed, kernels: str | None = None) -> None:
         self.packed = packed
         self.program = packed.program
-        self.kernels = _native.kernels() if kernels is None else _require_kernels(kernels)
+        self._kernels = _native.kernels() if kernels is None else _require_kernels(kernels)
         self._plans: dict[tuple[int, ...], list[Plan]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the plans, which point into memory; a copy makes its own."""
+        return {**self.__dict__, "_plans": {}}
 
     def __repr__(self) -> str:
         about = ", ".join(str(self.packed.about[key]) for key in ("data", "model") if self.packed.about.get(key))
@@ -71,6 +75,13 @@ class PackedModel:
         kind = f"{len(self.classes)} classes" if self.classes else self.task
         words = [about, networks, f"{self.program.input.kind} {shape}", kind, f"kernels {self.kernels}"]
         return f"PackedModel({'; '.join(filter(None, words))})"
+
+    @property
+    def kernels(self) -> str:
+        """The kernels that it runs on: those asked for, or "numpy" where they cannot do this program."""
+        plans = [plan for each in list(self._plans.values()) for plan in each]
+        by_numpy = self.program.input.kind == "features" or any(isinstance(plan, NumpyPlan) for plan in plans)
+        return "numpy" if by_numpy else self._kernels
 
     @property
     def members(self) -> int:
@@ -177,14 +188,15 @@ class PackedModel:
     @cached_property
     def _members_differ(self) -> bool:
         """Whether any member has weights or thresholds of its own; a file may name thousands that have none."""
-        return any(len(array) > 1 for name, array in self.packed.arrays.items() if not name.startswith("head."))
+        head = self.program.head_arrays
+        return any(len(array) > 1 for name, array in self.packed.arrays.items() if name not in head)
 
     def _plan(self, member: int, shape: tuple[int, ...]) -> Plan:
         plain = NumpyPlan(self.packed, member, shape)  # checks that the shape fits
-        if self.kernels == "numpy":
+        if self._kernels == "numpy":
             return plain
         try:
-            return compile_program(self.packed, member, shape, self.kernels)
+            return compile_program(self.packed, member, shape, self._kernels)
         except NotNative:
             return plain
 
@@ -198,6 +210,10 @@ class PackedModel:
             if x.shape[1:] != flat:
                 raise ValueError(f"x must have shape (N, {', '.join(map(str, expected))}), got {x.shape}")
             x = x.reshape(len(x), *expected)
+        rank = self.program.input.rank
+        if rank is not None and x.ndim != 1 + rank:
+            form = ("N, F", "N, C, L", "N, C, H, W")[rank - 1]
+            raise ValueError(f"x must have shape ({form}), as the layers need it, got {x.shape}")
         return np.ascontiguousarray(_pixels(x) if self.program.input.kind == "pixels" else self._features(x))
 
     def _features(self, x: Array) -> Floats:

@@ -72,9 +72,7 @@ def standardizer(model: PackedModel, name: str) -> Standardizer | None:
 
 def _head(model: PackedModel, member: int) -> Head:
     values = {
-        name.removeprefix("head."): torch.tensor(model.packed.array(name, member))
-        for name in model.packed.arrays
-        if name in ("head.log_scale", "head.weight", "head.log_noise")
+        name.removeprefix("head."): torch.tensor(model.packed.array(name, member)) for name in model.program.head_arrays
     }
     if model.task == "classification":
         head: Head = SoftmaxHead(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ from types import NoneType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -18,13 +21,13 @@ from bqn.atomic import write_atomic
 from bqn.deploy.container import from_bytes, to_bytes
 from bqn.deploy.folding import Symbol, UnpackableError
 from bqn.deploy.lowering import REASON, Lowering
-from bqn.deploy.program import Array, Packed, Program
+from bqn.deploy.program import Array, Packed, PackedError, Program
 from bqn.deploy.tracing import lower
 from bqn.heads import GaussianHead, SoftmaxHead
 from bqn.network import QuantizedNetwork
 
 KINDS = ("pixels", "features")
-Scale = tuple[Tensor, Tensor]
+Scale = Sequence[npt.ArrayLike | Tensor]
 
 
 def pack(
@@ -50,10 +53,11 @@ def pack(
         What the networks take: uint8 pixels, seen as `(2x - 255) / 256`, or real numbers. By default features for a
         regression and pixels otherwise.
     input_shape : shape of one example, or None
-        Checked against the layers, and needed by the exporters. Without it any shape is taken that the layers allow.
-    input_scale : (mean, std), each float32 `(F,)`, or None
+        `(F,)`, `(C, L)` or `(C, H, W)`. Checked against the layers, and needed by the exporters. Without it any shape
+        is taken that the layers allow; with an `input_scale` it is `(F,)`.
+    input_scale : (mean, std), each float32 `(F,)`, tensors or arrays, or None
         Standardization of features, done by the packed model.
-    target_scale : (mean, std), each float32 `(out,)`, or None
+    target_scale : (mean, std), each float32 `(out,)`, tensors or arrays, or None
         Standardization of the targets of a regression: the packed model predicts in their own units.
     classes : names of the classes
     about : texts and numbers by name to keep in the file
@@ -96,14 +100,24 @@ def pack_in_memory(
         raise ValueError("input_scale is for features, pixels are always (2x - 255) / 256")
     if isinstance(head, SoftmaxHead) and target_scale is not None:
         raise ValueError("target_scale is for regression, but the networks have a classification head")
-    shape = None if input_shape is None else tuple(int(size) for size in input_shape)
+    shape = None if input_shape is None else _shape(input_shape)
+    scales = {
+        name: _scale(f"{name}_scale", scale)
+        for name, scale in (("input", input_scale), ("target", target_scale))
+        if scale is not None
+    }
+    if "input" in scales:
+        width = scales["input"][0].shape
+        if shape not in (None, width):
+            raise ValueError(f"input_scale must be of input_shape, {shape}, got {len(scales['input'][0])} features")
+        shape = width
+    _require_about(about)
     lowering = Lowering(len(members), kind, shape)
     result = _settle(lower([member.body for member in members], lowering))
     _store_heads(lowering, [member.head for member in members])
-    for name, scale in (("input", input_scale), ("target", target_scale)):
-        if scale is not None:
-            for part, value in zip(("mean", "std"), scale, strict=True):
-                lowering.store(f"{name}.{part}", [_float32(value)])
+    for name, (mean, std) in scales.items():
+        lowering.store(f"{name}.mean", [mean])
+        lowering.store(f"{name}.std", [std])
     program = Program(
         tuple(lowering.ops),
         result.name,
@@ -111,10 +125,43 @@ def pack_in_memory(
         "gaussian" if isinstance(head, GaussianHead) else "softmax",
         tuple(classes),
     )
-    if not all(isinstance(value, (str, int, float, NoneType)) for value in (about or {}).values()):
-        raise ValueError(f"about must hold texts and numbers by name, got {about}")
     # Read again at once: what cannot be read must not be written.
-    return from_bytes(to_bytes(Packed(program, len(members), lowering.arrays, dict(about or {}))))
+    content = to_bytes(Packed(program, len(members), lowering.arrays, dict(about or {})))
+    try:
+        return from_bytes(content)
+    except PackedError as error:
+        raise UnpackableError(str(error)) from None
+
+
+def _shape(given: Sequence[int]) -> tuple[int, ...]:
+    try:
+        shape = tuple(operator.index(size) for size in given)
+    except TypeError:
+        shape = ()
+    if not 1 <= len(shape) <= 3 or min(shape) < 1:
+        raise ValueError(f"input_shape must be (features,), (C, L) or (C, H, W), got {given!r}")
+    return shape
+
+
+def _scale(name: str, scale: Scale) -> tuple[Array, Array]:
+    parts = [_float32(torch.as_tensor(part)) for part in scale]
+    if len(parts) != 2 or parts[0].ndim != 1 or parts[0].shape != parts[1].shape:
+        shapes = ", ".join(str(part.shape) for part in parts)
+        raise ValueError(f"{name} must be a mean and a std of one number a column each, got the shapes {shapes}")
+    mean, std = parts
+    if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
+        raise ValueError(f"{name} must be finite, and its std positive, in float32")
+    return mean, std
+
+
+def _require_about(about: Mapping[str, Any] | None) -> None:
+    kinds = (str, int, float, NoneType)
+    entries = {} if about is None else about
+    if not isinstance(entries, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, kinds) and (not isinstance(value, float) or math.isfinite(value))
+        for name, value in entries.items()
+    ):
+        raise ValueError(f"about must hold texts and numbers by name, got {about}")
 
 
 def _settle(result: Symbol) -> Symbol:

@@ -52,6 +52,8 @@ FEATURE_LIMIT = 2**12
 PIXEL_BITS = 8
 INT32_MAX = 2**31 - 1
 WIDE_MAX = 2**53
+# Arrays of the head. Those of operations are called as layers are, of which one may be called `head` too.
+HEAD_ARRAYS = {"softmax": ("head.log_scale",), "gaussian": ("head.weight", "head.log_noise")}
 
 
 class PackedError(ValueError):
@@ -101,11 +103,14 @@ class Input:
         `input.std` where the file has them, and rounded to integers in units of 2^-24.
     shape : tuple of int or None
         Shape of one example, `(C, H, W)`, `(C, L)` or `(F,)`; None if any shape that the operations allow will do.
+    rank : int or None
+        Dimensions of one example where the shape is None but the layers say; the operations take a signal for an image.
     """
 
     name: str
     kind: str
     shape: tuple[int, ...] | None = None
+    rank: int | None = None
     sources: ClassVar[tuple[str, ...]] = ()
 
 
@@ -293,6 +298,11 @@ class Program:
         first = self.ops[0]
         assert isinstance(first, Input)
         return first
+
+    @property
+    def head_arrays(self) -> tuple[str, ...]:
+        """Names of the arrays that belong to the head; all others are of operations, or scales of the data."""
+        return HEAD_ARRAYS[self.head]
 
     @cached_property
     def lattices(self) -> dict[str, Lattice]:

@@ -53,6 +53,7 @@ def _linear(low: Lowering, name: str, layers: Sequence[nn.Linear], x: Symbol) ->
     first = layers[0]
     if x.shape is not None and x.shape != (first.in_features,):
         raise UnpackableError(f"{name}: Linear would read {x.shape}, expected ({first.in_features},)")
+    low.require_rank(x, 1, name)
     x = low.codes(name, _with_channels(x, first.in_features, name), name)
     shape = None if x.shape is None else (first.out_features,)
 
@@ -69,6 +70,7 @@ def _conv(low: Lowering, name: str, layers: Sequence[_Conv], x: Symbol) -> Symbo
     assert geometry is not None
     if x.real:
         raise UnpackableError(f"{name}: real-valued features enter a convolution; only Linear can take them")
+    low.require_rank(x, 1 + first.spatial, name)
     kernel, stride, dilation = _pair(first.kernel_size, 1), _pair(geometry.stride, 1), _pair(geometry.dilation, 1)
     padding, groups = _pair(geometry.padding, 0), geometry.groups
     x = low.codes(name, _with_channels(x, first.in_channels, name), name)
@@ -110,7 +112,7 @@ def _product(
     op = make(lattice)
     low.emit(op)
     result = Symbol(
-        name, unit, -most, most, channels=op.weight_shape[0], shape=shape, error=weight_error, real=x.real
+        name, unit, -most, most, channels=op.weight_shape[0], shape=shape, flat=x.flat, error=weight_error, real=x.real
     ).rounded(terms)
     if layers[0].expected_shift is None:
         return result
@@ -184,7 +186,8 @@ def _random_threshold(low: Lowering, name: str, layers: Sequence[nn.RandomThresh
 def _batch_norm(low: Lowering, name: str, layers: Sequence[_BatchNorm], x: Symbol) -> Symbol:
     if any(layer.training for layer in layers):
         raise UnpackableError(f"{name}: BatchNorm is in training mode; its answers would depend on the batch")
-    return _waiting(_with_channels(x, layers[0].num_features, name), name).then([_elementwise(each) for each in layers])
+    normalized = replace(_waiting(_with_channels(x, layers[0].num_features, name), name), normalized=True)
+    return normalized.then([_elementwise(each) for each in layers])
 
 
 @lowers(nn.Product)
@@ -224,7 +227,7 @@ def _flatten(low: Lowering, name: str, layers: Sequence[Module], x: Symbol) -> S
         return x
     shape = None if x.shape is None else (math.prod(x.shape),)
     channels = None if shape is None else shape[0]
-    return replace(settled, name=low.emit(Flatten(name, settled.name)), channels=channels, shape=shape)
+    return replace(settled, name=low.emit(Flatten(name, settled.name)), channels=channels, shape=shape, flat=True)
 
 
 @lowers(Identity)
@@ -239,6 +242,7 @@ def _identity(low: Lowering, name: str, layers: Sequence[Module], x: Symbol) -> 
 def _average(low: Lowering, name: str, layers: Sequence[_AvgPool], x: Symbol) -> Symbol:
     kernel, stride, padding = _geometry(layers[0])
     count = math.prod(kernel)
+    low.require_rank(x, 1 + layers[0].spatial, name)
     x = x.settled() or x
     if x.waiting or x.real:
         raise UnpackableError(f"{name}: AvgPool {REASON}, or put the AvgPool first")
@@ -277,6 +281,7 @@ def _division(layer: _AvgPool) -> Step:
 @lowers(nn.MaxPool1d, nn.MaxPool2d)
 def _maximum(low: Lowering, name: str, layers: Sequence[_MaxPool], x: Symbol) -> Symbol:
     pool = Pool(*_geometry(layers[0]))
+    low.require_rank(x, 1 + layers[0].spatial, name)
     shape = _window_shape(x.shape, x.channels, layers[0].spatial, name, pool.kernel, pool.stride, pool.padding, (1, 1))
     x = x.settled() or x
     if x.real:
@@ -355,7 +360,7 @@ def _add_integers(low: Lowering, name: str, a: Symbol, b: Symbol) -> Symbol:
     spacing = math.gcd(factors[0] * a.spacing, factors[1] * b.spacing)
     return Symbol(
         low.emit(Add(name, (a.name, b.name), factors)), unit, least, most, spacing, None, a.channels or b.channels,
-        a.shape or b.shape, shifts, a.error + b.error,
+        a.shape or b.shape, a.flat, shifts, a.error + b.error,
     ).rounded(1)  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn import Module, Sequential
+from torch.nn import Identity, Module, Sequential
 
 from bqn import nn
 from bqn.deploy import rules as _rules  # noqa: F401  the rules register themselves
@@ -19,8 +19,18 @@ _ADDITIONS = {operator.add, operator.iadd, torch.add}
 _FLATTENINGS = {torch.flatten}
 
 
+class _Proxy(fx.Proxy):
+    """A value in a forward. fx itself takes `h += y` for `h + y`, as if nobody else could hold the same tensor."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+
 class _Tracer(fx.Tracer):
     """Looks into everything but the layers that are lowered as a whole, and layers of torch itself."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         return is_known(m) or (type(m).__module__.startswith("torch.nn") and not isinstance(m, Sequential))
@@ -31,6 +41,7 @@ def lower(bodies: Sequence[Module], lowering: Lowering) -> Symbol:
     roots = [body if not is_known(body) else Sequential(body) for body in bodies]
     graphs = [_trace(root) for root in roots]
     first = graphs[0]
+    _require_unshared(roots[0], first)
     for member, graph in enumerate(graphs[1:], 1):
         _require_equal(member, (roots[0], first), (roots[member], graph))
     values: dict[fx.Node, Symbol] = {}
@@ -62,6 +73,30 @@ def _trace(root: Module) -> fx.Graph:
             f"the forward of {type(root).__name__} cannot be followed; it must call layers and add tensors and do no "
             f"more: {error}"
         ) from error
+
+
+def _require_unshared(root: Module, graph: fx.Graph) -> None:
+    """Raise if `+=` changes a tensor that is read behind it by another name."""
+    place = {node: position for position, node in enumerate(graph.nodes)}
+    memory: dict[fx.Node, set[fx.Node]] = {}  # names of the same tensor
+    for node in graph.nodes:
+        memory[node] = memory[node.all_input_nodes[0]] if _keeps_memory(root, node) else set()
+        memory[node].add(node)
+    for node in graph.nodes:
+        if node.target is operator.iadd:
+            readers = {reader for name in memory[node] if place[name] < place[node] for reader in name.users}
+            if any(place[reader] > place[node] for reader in readers):
+                raise UnpackableError(
+                    f"{node.name}: += changes a tensor in place that the forward reads again by another name; write "
+                    "a = a + b if that is not meant"
+                )
+
+
+def _keeps_memory(root: Module, node: fx.Node) -> bool:
+    """Whether what a node makes is, or may be, the tensor that it reads."""
+    if node.op == "call_module":
+        return isinstance(root.get_submodule(str(node.target)), Identity | nn.Flatten)
+    return node.target is operator.iadd or node.target in _FLATTENINGS or node.target == "flatten"
 
 
 def _layer_of(root: Module, node: fx.Node) -> Module:

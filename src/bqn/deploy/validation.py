@@ -39,6 +39,7 @@ MOST_OPS = 4096
 MOST_MEMBERS = 4096
 MOST_UNITS = 2**24  # channels or features
 MOST_NUMBERS = 2**31  # weights and thresholds of all members, also where they share them: each prepares its own
+MOST_CONSTANT = 2**24  # weights among them of a single level: they take no bytes in the file, but do in memory
 MOST_WINDOW = 4096  # kernel, stride, padding and dilation
 MOST_CODE_LEVELS = 2**16
 MOST_WEIGHT_LEVELS = 256
@@ -88,10 +89,16 @@ def validate(packed: Packed) -> dict[str, Range]:
         raise PackedError(
             f"{packed.members} members would read {numbers} weights and thresholds, at most {MOST_NUMBERS}"
         )
+    constant = packed.members * sum(_numbers(op) for op in program.products() if op.weight.planes == 0)
+    if constant > MOST_CONSTANT:
+        raise PackedError(f"{constant} weights of a single level would be read, at most {MOST_CONSTANT}")
     checker.check_output()
     checker.check_leftovers()
-    if program.input.shape is not None:
-        _require_outputs(packed, infer_sizes(program, program.input.shape)[program.output][0])
+    shape = program.input.shape
+    if shape is None and "input.mean" in checker.used:
+        shape = packed.arrays["input.mean"].shape[1:]  # the only one that it takes
+    if shape is not None:
+        _require_outputs(packed, infer_sizes(program, shape)[program.output][0])
     return checker.ranges
 
 
@@ -152,6 +159,8 @@ class _Checker:
         raise PackedError(f"{op.name}: unknown operation {type(op).__name__}")
 
     def _input(self, op: Input) -> Range:
+        if op.rank is not None and (op.shape is not None or not 1 <= op.rank <= 3):
+            raise PackedError(f"rank of the input must be from 1 to 3, without a shape, got {op.rank}, {op.shape}")
         if op.kind == "pixels":
             lattice = self.packed.program.lattices[op.name]
             return Range(lattice.low, lattice.high, lattice.stride, lattice)
@@ -192,7 +201,9 @@ class _Checker:
 
     def _is_raw(self, name: str) -> bool:
         op = self.packed.program.by_name[name]
-        return isinstance(op, Input) or (isinstance(op, Flatten) and self._is_raw(op.source))
+        while isinstance(op, Flatten):
+            op = self.packed.program.by_name[op.source]
+        return isinstance(op, Input)
 
     def _threshold(self, op: Threshold, read: list[Range], channels: int | None) -> Range:
         _require_range(op, "channels", op.channels, 1, MOST_UNITS)

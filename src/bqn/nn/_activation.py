@@ -102,3 +102,6 @@ class RandomThreshold(Layer):
         assert not isinstance(shift, Gaussian)
         moved = shift.reshape(-1, *(1 for _ in x.shape[2:]))
         return threshold.random_threshold(x, moved, self.levels, self.thresholds)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, levels={self.levels}, thresholds={self.thresholds}"

@@ -37,8 +37,8 @@ class _Conv(WeightedSum):
     ) -> None:
         self.in_channels = require_positive(in_channels, "in_channels")
         self.out_channels = require_positive(out_channels, "out_channels")
-        require_positive(groups, "groups")
-        if in_channels % groups or out_channels % groups:
+        groups = require_positive(groups, "groups")
+        if self.in_channels % groups or self.out_channels % groups:
             raise ValueError(
                 f"groups must divide in_channels and out_channels, got {groups} for {in_channels} and {out_channels}"
             )
@@ -50,8 +50,8 @@ class _Conv(WeightedSum):
             groups,
         )
         super().__init__(
-            (out_channels, in_channels // groups, *self.kernel_size),
-            (in_channels, *self.kernel_size),
+            (self.out_channels, self.in_channels // groups, *self.kernel_size),
+            (self.in_channels, *self.kernel_size),
             geometry, bias, levels, bias_levels, prior, method, init, mean_field,
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from bqn.nn._posterior import Posterior, Weight
 
 Choose = Callable[[Weight], Tensor]
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 
 
 class Layer(nn.Module):
@@ -56,6 +57,24 @@ class Layer(nn.Module):
         """Called on the copy after its posteriors have been replaced. Override to settle anything else."""
 
 
+_TAKEN_OUT = "_bqn_taken_out"
+
+
+def note_taken_out(sums: Tensor, shift: Tensor) -> None:
+    """Remember with a tensor of a sampled network that `shift`, the same for all examples, was taken out of it."""
+    setattr(sums, _TAKEN_OUT, shift)
+
+
+def taken_out(x: Any) -> Tensor | None:
+    return getattr(x, _TAKEN_OUT, None) if isinstance(x, Tensor) else None
+
+
+def own_sums(x: T) -> T:
+    """`x` with what was taken out of it."""
+    shift = taken_out(x)
+    return x if shift is None else cast(T, cast(Tensor, x) + shift)
+
+
 class HiddenVariableLayer(Layer):
     """A layer with hidden random variables of its own, such as dropout masks.
 
@@ -86,6 +105,8 @@ def fix(module: M, choose: Choose) -> M:
 
     A posterior that is used in several places is chosen once. Nothing in it is learned any more.
     """
+    from bqn.nn._own_sums import let_others_read_own_sums  # which knows all layers
+
     posteriors = {id(child): child for child in module.modules() if isinstance(child, Weight)}
     # The gaps spare a copy of the logits, which are the bulk of the network.
     gaps: dict[int, object] = {key: nn.Identity() for key in posteriors}
@@ -101,6 +122,7 @@ def fix(module: M, choose: Choose) -> M:
                 target.register_buffer(child_name, chosen[id(child)])
         if isinstance(target, Layer) and isinstance(original, Layer):
             target.become_fixed(original)
+    let_others_read_own_sums(clone)
     return clone.eval().requires_grad_(False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from bqn.beliefs import Belief
 from bqn.checks import require_positive
 from bqn.levels import BINARY
-from bqn.nn._layer import Layer
+from bqn.nn._layer import Layer, note_taken_out
 from bqn.nn._posterior import DEFAULT_RHO, Posterior, Weight, belief_of
 from bqn.nn._shapes import require_input
 from bqn.propagate import batch, clt, products, sums
@@ -22,12 +23,12 @@ INITS = ("signal", "xavier")
 class WeightedSum(Layer):
     """Base of Linear and the convolutions: posteriors, start, and running statistics of the inputs.
 
-    The centre serves a following batch norm, which asks for the noise within the batch alone
-    (`Gaussian.within_batch`). It is the mean of what each weight reads, per input feature, or per input channel and
-    kernel offset. When the network is sampled, the layer takes the shift that its drawn weights give to the whole
-    training set out of its output, because the analytic pass did not count it; without batch norm behind the layer
-    nothing is shifted. A convolution also keeps what its sums at neighbouring positions have in common
-    (`bqn.propagate.neighbours`).
+    The centre serves a following batch norm, which asks for the noise within the batch alone (`Gaussian.within_batch`).
+    It is the mean of what each weight reads, per input feature, or per input channel and kernel offset. When the
+    network is sampled, the layer takes the shift that its drawn weights give to the whole training set out of its
+    output, because the analytic pass did not count it; without batch norm behind the layer nothing is shifted. Other
+    layers that read the same output get the shift back (`bqn.nn._own_sums`). A convolution also keeps what its sums at
+    neighbouring positions have in common (`bqn.propagate.neighbours`).
     """
 
     input_centre: Tensor
@@ -93,7 +94,10 @@ class WeightedSum(Layer):
         if self.expected_shift is None:
             return result
         assert isinstance(result, Tensor)
-        return result - products.per_unit(self._correction(), self.geometry)
+        shift = products.per_unit(self._correction(), self.geometry)
+        centred = result - shift
+        note_taken_out(centred, shift)
+        return centred
 
     def _require_input(self, x: Belief) -> None:
         raise NotImplementedError
@@ -152,6 +156,13 @@ class WeightedSum(Layer):
             with torch.no_grad():
                 self.expected_shift = original._shift()
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # A fixed network has an expected shift or none, by the training of the network that it comes from.
+        if f"{prefix}weight" in state_dict and isinstance(self.weight, Tensor):
+            given = state_dict.get(f"{prefix}expected_shift")
+            self.expected_shift = None if given is None else self.weight.new_empty(given.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
 
 class Linear(WeightedSum):
     """Fully connected layer with quantized random weights.
@@ -190,7 +201,7 @@ class Linear(WeightedSum):
         self.in_features = require_positive(in_features, "in_features")
         self.out_features = require_positive(out_features, "out_features")
         super().__init__(
-            (out_features, in_features), (in_features,),
+            (self.out_features, self.in_features), (self.in_features,),
             None, bias, levels, bias_levels, prior, method, init, mean_field,
         )  # fmt: skip
 

@@ -24,7 +24,8 @@ class _BatchNorm(Layer):
     over the batch plus the average variance. Batch norm subtracts what is common to the batch, so noise that is common
     to the batch is not noise behind it. The layer before is asked for the noise within the batch alone
     (`Gaussian.within_batch`): the two need no setting and no knowledge of each other, and any other layer may stand
-    between them if it passes the question on, as pooling, `Add` and `Flatten` do.
+    between them if it passes the question on, as pooling, `Add` and `Flatten` do. Others that read the same sum, as
+    around a shortcut, get all of its noise, and so do they in a sampled network.
 
     Parameters
     ----------
@@ -44,10 +45,10 @@ class _BatchNorm(Layer):
         if not 0 < momentum <= 1:
             raise ValueError(f"momentum must lie above 0 and at most be 1, got {momentum}")
         self.eps, self.momentum = eps, momentum
-        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
-        self.register_buffer("running_mean", torch.zeros(num_features))
-        self.register_buffer("running_var", torch.ones(num_features))
+        self.weight = nn.Parameter(torch.ones(self.num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(self.num_features)) if affine else None
+        self.register_buffer("running_mean", torch.zeros(self.num_features))
+        self.register_buffer("running_var", torch.ones(self.num_features))
         self.register_buffer("num_batches_tracked", torch.tensor(0))
 
     def forward(self, x: Belief) -> Belief:

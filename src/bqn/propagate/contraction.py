@@ -1,14 +1,21 @@
-"""Small fan-in (C.1): sum over all joint values of a few discrete variables."""
+"""Small fan-in (C.1): sum over all joint values of a few discrete variables.
+
+Probabilities are only ever multiplied and added, never subtracted: each keeps its relative accuracy, however small it
+is. The tail of a sum may then be multiplied by e to the level, as a softmax does.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from bqn.beliefs import Categorical
-from bqn.levels import Levels, combine_levels, index_tensor
+from bqn.levels import Levels, combine_levels, computed_once, index_tensor
+from bqn.propagate import half
 
 
 def combine(a: Categorical, b: Categorical, operation: Callable[[float, float], float]) -> Categorical:
@@ -17,12 +24,79 @@ def combine(a: Categorical, b: Categorical, operation: Callable[[float, float], 
     Values that coincide are one level of the result: its probability is the sum over all pairs that give it.
     """
     levels, index = combine_levels(a.level_values, b.level_values, operation)
-    joint = (a.probs.unsqueeze(-1) * b.probs.unsqueeze(-2)).flatten(-2)
-    if len(index) == len(levels) and index == tuple(range(len(levels))):
-        return Categorical.of(levels, probs=joint)
-    target = index_tensor(index, joint)
-    probs = joint.new_zeros((*joint.shape[:-1], len(levels))).index_add(-1, target, joint)
+    if index == tuple(range(len(levels))):
+        return Categorical.of(levels, probs=(a.probs.unsqueeze(-1) * b.probs.unsqueeze(-2)).flatten(-2))
+    probs: Tensor = _Combination.apply(a.probs, b.probs, index, len(levels))  # type: ignore[no-untyped-call]
     return Categorical.of(levels, probs=probs)
+
+
+class _Combination(torch.autograd.Function):
+    """Probabilities `(..., size)` of a combination of two variables; `index` is as from `combine_levels`.
+
+    It goes through the levels of one of them, the one that has fewer, and holds nothing of the size of all pairs.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, index: tuple[int, ...], size: int) -> Tensor:
+        if a.shape[-1] < b.shape[-1]:
+            a, b, index = b, a, _transposed(index, a.shape[-1])
+        shape = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+        probs = (a[..., :1] * b[..., :1]).new_zeros((*shape, size))
+        for level, place in enumerate(_places(index, a.shape[-1])):
+            joint = a * b[..., level : level + 1]
+            if isinstance(place, slice):
+                probs[..., place].add_(joint)
+            else:
+                probs.index_add_(-1, index_tensor(place, probs), joint)
+        return probs
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        a, b, ctx.index, _ = inputs
+        ctx.save_for_backward(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
+        a, b = ctx.saved_tensors
+        need, index = ctx.needs_input_grad[:2], ctx.index
+        swapped = a.shape[-1] < b.shape[-1]
+        if swapped:
+            a, b, need, index = b, a, need[::-1], _transposed(index, a.shape[-1])
+        grad_a: Tensor | None = None
+        of_levels: list[Tensor] = []
+        for level, place in enumerate(_places(index, a.shape[-1])):
+            grad = grads[0]
+            read = grad[..., place] if isinstance(place, slice) else grad.index_select(-1, index_tensor(place, grad))
+            if need[0]:
+                term = read * b[..., level : level + 1]
+                grad_a = term if grad_a is None else grad_a + term
+            if need[1]:
+                of_levels.append((read * a).sum(-1))
+        both = (
+            None if grad_a is None else grad_a.sum_to_size(a.shape),
+            torch.stack(of_levels, -1).sum_to_size(b.shape) if of_levels else None,
+        )
+        return (*(both[::-1] if swapped else both), None, None)
+
+
+@computed_once
+def _transposed(index: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """`index` of pairs (a, b), row-major with so many a, as one of pairs (b, a)."""
+    columns = len(index) // rows
+    return tuple(index[row * columns + column] for column in range(columns) for row in range(rows))
+
+
+@computed_once
+def _places(index: tuple[int, ...], rows: int) -> tuple[slice | tuple[int, ...], ...]:
+    """For each level of b, where in the result the levels of a come to lie; a slice if that is one after the other."""
+    columns = len(index) // rows
+    places = [index[column::columns] for column in range(columns)]
+    return tuple(
+        slice(place[0], place[0] + rows) if place == tuple(range(place[0], place[0] + rows)) else place
+        for place in places
+    )
 
 
 def sum_terms(parts: Sequence[Categorical]) -> Categorical:
@@ -40,7 +114,7 @@ def sum_terms(parts: Sequence[Categorical]) -> Categorical:
     """
     total: Categorical | None = None
     for part in parts:
-        for term in part.probs.unbind(-2):
+        for term in cast(Tensor, half.raised(part.probs, torch.float32)).unbind(-2):
             belief = Categorical.of(part.level_values, probs=term)
             total = belief if total is None else combine(total, belief, operator.add)
     if total is None:

@@ -251,7 +251,8 @@ def maximum_categorical(x: Categorical, absent: Tensor | None = None, together: 
     if together is not None:
         share = together.to(below.dtype)
         below = (1 - share) * below + share * cumulative.amin(-2)
-    zero, one = torch.zeros_like(below[..., :1]), torch.ones_like(below[..., :1])
+    one = torch.ones_like(x.probs[..., 0, :1])  # not of `below`, which has no entry where there is one level
+    zero = torch.zeros_like(one)
     return Categorical.of(levels, probs=torch.diff(torch.cat((zero, below, one), -1), dim=-1).clamp_min(0))
 
 

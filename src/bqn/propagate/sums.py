@@ -2,12 +2,12 @@
 
 This is the one place that decides. A sum of E terms is formed by
 
-- `contract`, term by term, if E is very small; any levels;
-- `fft`, if E is medium and all terms lie on one lattice;
-- `clt`, as a Gaussian with the exact mean and variance, otherwise.
+- `contract`, term by term, if E is very small, or not large and all terms lie on one lattice;
+- `clt`, as a Gaussian with the exact mean and variance, otherwise;
+- `fft`, only if it is asked for by name; all terms must lie on one lattice.
 
-The first two are exact and return a `Categorical` over the whole support of the sum. They need discrete terms; where a
-real number enters, only the CLT is left.
+`contract` and `fft` are exact and return a `Categorical` over the whole support of the sum. They need discrete terms;
+where a real number enters, only the CLT is left.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ import torch
 from torch import Tensor
 
 from bqn.beliefs import Belief, Categorical, Gaussian, WithinFunction
-from bqn.levels import MAX_SUPPORT, Levels, combine_levels, lattice_index, lattice_step, level_tensor
+from bqn.levels import Levels, combine_levels, lattice_index, lattice_step, level_tensor, without_rounding
 from bqn.propagate import averaged, clt, contraction, fourier, half, products
 from bqn.propagate.windows import windows
 
 EXACT = ("contract", "fft")
 METHODS = ("auto", *EXACT, "clt")
 
-# Chosen by cost: up to three terms one contraction is cheaper than two transforms; up to 32 terms (a 5 × 5 depth-wise
-# kernel, any usual pooling) the exact law costs about as much as a few CLT layers and the CLT is still off by percents.
+# Up to three terms the CLT is far off, and the exact law costs little whatever the levels are. On a lattice the support
+# grows no faster than the number of terms, and the exact law remains cheap; beyond 32 terms the CLT is close enough.
 CONTRACT_UP_TO = 3
-FFT_UP_TO = 32
-# Numbers that an exact sum may form for one example, and at once for a part of the batch.
+EXACT_UP_TO = 32
+# Numbers (terms × outputs × values of a sum) that "auto" may form for an example: a training step then takes some
+# milliseconds more than with the CLT. The contraction takes a third to a tenth of the time of transforms.
+AUTO_WORK = 2**12
+# Numbers that an exact sum may form at once for a part of the batch.
 EXACT_WORK = 2**24
 _EXACT: dict[str, Callable[[Sequence[Categorical]], Categorical]] = {
     "contract": contraction.sum_terms,
@@ -67,10 +70,10 @@ def choose(method: str, terms: Sequence[tuple[int, Levels]] | None, outputs: int
     if count <= CONTRACT_UP_TO:
         return "contract"
     step = lattice_step(tuple(levels for _, levels in terms))
-    if count > FFT_UP_TO or step is None:
+    if count > EXACT_UP_TO or step is None:
         return "clt"
     span = sum(number * lattice_index(levels, step)[-1] for number, levels in terms)
-    return "fft" if span < MAX_SUPPORT and outputs * count * span <= EXACT_WORK else "clt"
+    return "contract" if outputs * count * span <= AUTO_WORK else "clt"
 
 
 def linear(
@@ -186,7 +189,7 @@ def average(x: Categorical, kernel: tuple[int, ...], stride: tuple[int, ...], pa
     if chosen == "clt":
         return Gaussian.deferred(mean.shape, mean, lambda: (mean, var()), within)
     module = contraction if chosen == "contract" else fourier
-    support = tuple(value / count for value in module.sum_levels([(count, levels)]))
+    support = without_rounding(tuple(value / count for value in module.sum_levels([(count, levels)])))
     return Categorical.of(
         support,
         probs=lambda: _EXACT[chosen]([window_belief(x, kernel, stride, padding)]).probs,

@@ -171,6 +171,10 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not holds(value):
                 raise ConfigError(f"{name} must be {expected}, got {_shown(value)}")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise ConfigError(f"{name} must be at most {most}, got {_shown(value)}")
         if self.compile and self.method != "bqn":
             raise ConfigError(f"compile is for method bqn, got {self.method}")
         self._require_fitting_memory_options()
@@ -253,7 +257,7 @@ class TrainConfig:
         *,
         task: str | None = None,
     ) -> TrainConfig:
-        """A preset with the settings of a TOML file, and `overrides` (command-line flags, say) over those."""
+        """A preset with the settings of a file that `read_toml` takes, and `overrides` (flags, say) over those."""
         return cls.preset({**read_toml(path), **(overrides or {})}, task=task)
 
     def to_json(self) -> str:
@@ -274,13 +278,18 @@ class TrainConfig:
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The settings in a TOML file, their names checked."""
+    """The settings in a TOML file, their names checked; or in a `.json` file, as `config.json` of a run is one."""
+    form = "JSON" if Path(path).suffix.lower() == ".json" else "TOML"
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        values = parse_object(text, str(path)) if form == "JSON" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
+    except CheckpointError as error:  # it names the file
+        raise ConfigError(str(error)) from None
     except (ValueError, RecursionError) as error:  # no TOML, or no UTF-8
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid {form}: {error}") from None
+    values = {name: value for name, value in values.items() if value is not None}  # a run's way to say: not set
     try:
         _require_known(values)
     except ConfigError as error:
@@ -384,3 +393,9 @@ _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "threads": (_positive, "at least 1"),
     "checkpoint_every": (_positive, "at least 1"),
 }
+
+_COUNTS = (
+    "split", "epochs", "drawn_epochs", "drawn_alone", "batch_size", "accumulate", "patience", "shift", "cutout",
+    "checkpoint_every",
+)  # fmt: skip
+_MOST: Mapping[str, int] = {**dict.fromkeys(_COUNTS, 2**31 - 1), "threads": 1024}  # beyond, torch overflows or gives up

@@ -9,6 +9,9 @@ history.jsonl           one line an epoch; drawn from the checkpoint
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -21,6 +24,11 @@ from bqn.training.errors import CheckpointError
 from bqn.training.files import cannot_write, read_text, remove_leftovers, write_atomic
 from bqn.training.preprocessing import Preprocessing
 from bqn.training.records import History
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # not on Windows, where nothing is locked then
+    fcntl = None  # type: ignore[assignment]
 
 
 class RunFolder:
@@ -53,13 +61,35 @@ class RunFolder:
             )
         raise CheckpointError(f"{self.path} holds no run: config.json is missing, training never got under way")
 
-    def begin(self, config: TrainConfig, preprocessing: Preprocessing, start: Moment) -> None:
-        """Lay the folder out. The config comes last: without it there is no run, and `train` may begin again."""
-        self.require_new()
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Raise if another process trains here, and keep others from it; the folder is made if it is not there.
+
+        The system gives the lock back when a process ends, however that comes about. It is on the folder itself, so
+        that nothing is left in it; where the file system has no locks, nothing is kept from anyone.
+        """
+        self._make()
+        descriptor = None
+        try:
+            with suppress(OSError):
+                descriptor = os.open(self.path, os.O_RDONLY) if fcntl else None
+            if descriptor is not None and not _lock(descriptor):
+                raise CheckpointError(f"{self.path}: another process is training here; wait for it, or end it")
+            yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(self.path, error) from None
+
+    def begin(self, config: TrainConfig, preprocessing: Preprocessing, start: Moment) -> None:
+        """Lay the folder out. The config comes last: without it there is no run, and `train` may begin again."""
+        self.require_new()
+        self._make()
         self.clean()
         write_atomic(self.preprocessing, preprocessing.to_json().encode())
         write_checkpoint(self.checkpoint, start)
@@ -102,3 +132,14 @@ class RunFolder:
         finally:
             if current:
                 net.load_state_dict(current)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock what is open for this process alone; false if another one has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # no locks here
+    return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -28,6 +28,7 @@ from bqn.training.records import EpochRecord
 from bqn.training.run import Run, data_parts
 from bqn.training.surroundings import surroundings
 
+_MOST_HELD = 100  # folders locked at a time: each takes a file descriptor, and there may be as few as 256
 Told = Callable[[int, EpochRecord], None]
 
 
@@ -62,9 +63,13 @@ def train_together(
         raise ConfigError("device and threads must be the same for runs that are trained together")
     with surroundings(configs[0]) as device:
         trainers = [_trainer(config, dataset, device) for config in configs]
-        for trainer, folder in zip(trainers, folders or (), strict=folders is not None):
-            _keep_or_continue(trainer, RunFolder(folder))
-        failures = Together(trainers, report, tick).run()
+        with ExitStack() as held:
+            pairs = zip(trainers, map(RunFolder, folders or ()), strict=folders is not None)
+            for number, (trainer, folder) in enumerate(pairs):
+                if number < _MOST_HELD:
+                    held.enter_context(folder.held())
+                _keep_or_continue(trainer, folder)
+            failures = Together(trainers, report, tick).run()
     return [
         failures.get(index) or Run(trainer.net, trainer.config, trainer.history(), trainer.preprocessing)
         for index, trainer in enumerate(trainers)
@@ -90,10 +95,13 @@ def _trainer(config: TrainConfig, dataset: Dataset, device: torch.device) -> Tra
 def _keep_or_continue(trainer: Trainer, folder: RunFolder) -> None:
     if not folder.config.exists():
         trainer.keep_in(folder)
-    elif folder.read_config() != trainer.config:
-        raise ConfigError(f"{folder.path} holds a run with another config")
-    else:
-        trainer.continue_from(folder)
+        return
+    there = folder.read_config()
+    for field in fields(TrainConfig):
+        old, new = getattr(there, field.name), getattr(trainer.config, field.name)
+        if old != new:
+            raise ConfigError(f"{folder.path} holds a run with another config: {field.name} is {old!r}, got {new!r}")
+    trainer.continue_from(folder)
 
 
 class Together:

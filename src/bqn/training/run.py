@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from bqn.data import DataError, Dataset, Split, load, split_validation
+from bqn.data import DataError, Dataset, Split, available, load, split_validation
 from bqn.heads import Prediction
 from bqn.network import Network
 from bqn.training.config import TrainConfig
@@ -84,9 +85,10 @@ def train(
     with surroundings(config) as device:
         trainer = Trainer(net, training, validation, config, device, preprocessing, join(device))
         trainer.require_same()
-        if out is not None:
-            trainer.keep_in(RunFolder(out))
-        return Run(net, config, trainer.run(report, tick), preprocessing)
+        with _held(out):
+            if out is not None:
+                trainer.keep_in(RunFolder(out))
+            return Run(net, config, trainer.run(report, tick), preprocessing)
 
 
 def resume(
@@ -120,14 +122,20 @@ def resume(
     config = folder.read_config()
     preprocessing = folder.read_preprocessing()
     if train is None:
-        train, validation, _ = data_parts(config, load_data(config, root, download))
+        train, validation, _ = data_parts(config, load_again(config, root, download))
     here = as_here(config, device)
     net = net or build_model(config, preprocessing.input_shape, preprocessing.outputs)
     with surroundings(here) as chosen:
         trainer = Trainer(net, train, validation, here, chosen, preprocessing, join(chosen))
-        trainer.continue_from(folder)
-        trainer.require_same()
-        return Run(net, config, trainer.run(report, tick), preprocessing)
+        with _held(out):
+            trainer.continue_from(folder)
+            trainer.require_same()
+            return Run(net, config, trainer.run(report, tick), preprocessing)
+
+
+def _held(out: str | Path | None) -> AbstractContextManager[None]:
+    """The folder of the run for this process alone; of several that train together the first holds it."""
+    return nullcontext() if out is None or not processes_here().first else RunFolder(out).held()
 
 
 def load_run(path: str | Path, *, net: Network | None = None, device: str = "cpu") -> Run:
@@ -167,6 +175,18 @@ def load_run(path: str | Path, *, net: Network | None = None, device: str = "cpu
 def load_data(config: TrainConfig, root: str | Path | None = None, download: bool = True) -> Dataset:
     """The data set that `config` names; `root` and `download` as for `bqn.data.load`."""
     return load(config.data, root, download, config.split, target=config.target, task=config.task)
+
+
+def load_again(config: TrainConfig, root: str | Path | None = None, download: bool = True) -> Dataset:
+    """As `load_data`, for a run that has begun, maybe in another working directory."""
+    try:
+        return load_data(config, root, download)
+    except DataError:
+        path = Path(config.data).expanduser()
+        if path.exists() or config.data in {info.name for info in available()}:
+            raise
+        place = "" if path.is_absolute() else f", relative to the folder of then, and this is {Path.cwd()}"
+        raise DataError(f"{path}: no such file or folder; that is the path recorded at training{place}") from None
 
 
 def own_parts(path: str | Path, config: TrainConfig, dataset: Dataset) -> tuple[Split, Split | None]:

@@ -52,6 +52,8 @@ def validate(net: Network, x: Tensor, y: Tensor, preprocessing: Preprocessing, b
     predictions = [net.predict(to_input(part), generator=generator) for part in x.split(batch_size)]
     if preprocessing.targets is None:
         probs = torch.cat([part for part in predictions if isinstance(part, Tensor)])
+        if bool(probs.isnan().any()):
+            return Scores(math.nan, math.nan, None)  # the loop says what has diverged
         return Scores(metrics.nll(probs, y), metrics.error(probs, y), None)
     mean = torch.cat([part.mean for part in predictions if isinstance(part, Moments)])
     var = torch.cat([part.var for part in predictions if isinstance(part, Moments)])

@@ -39,9 +39,11 @@ on validation examples; *distilled* ones have learned the analytic prediction of
 [deploy.md](deploy.md#distillation); *tempered* ones have their logits divided by a temperature that was fitted on
 validation examples.
 
-They are single networks: [results.md](results.md) has means over seeds. Where several had been trained for the purpose (seed 9 of the CNNs on MNIST and Fashion-MNIST, 7 of
-`kmnist-cnn-mc5`), the one with the lowest NLL on validation examples is here, else seed 0. All but three kinds are networks of the recipe `best`: `mnist-cnn` and `mnist-cnn-mc5` were trained with a λ of 0.01
-instead of 0.03, `cifar10-vgg` over 90 epochs with black squares in its images, and those of digits by the preset.
+They are single networks: [results.md](results.md) has means over seeds. Where several had been trained for the
+purpose (seed 9 of the CNNs on MNIST and Fashion-MNIST, 7 of `kmnist-cnn-mc5`), the one with the lowest NLL on
+validation examples is here, else seed 0. All but three kinds are networks of the recipe `best`: `mnist-cnn` and
+`mnist-cnn-mc5` were trained with a λ of 0.01 instead of 0.03, `cifar10-vgg` over 90 epochs with black squares in its
+images, and those of digits by the preset.
 """
 
 _ENDING = """\
