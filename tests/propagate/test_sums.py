@@ -283,12 +283,14 @@ def test_large_batches_are_summed_in_parts() -> None:
 def test_choice_is_exact_only_where_that_costs_little() -> None:
     """By what one example asks for; the size of the batch does not matter."""
     assert sums.choose("auto", [(16, bqn.BINARY), (1, bqn.BINARY)], outputs=10) == "contract"
-    assert sums.choose("auto", [(31, bqn.BINARY), (1, bqn.BINARY)], outputs=10) == "clt"
+    assert sums.choose("auto", [(31, bqn.BINARY), (1, bqn.BINARY)], outputs=10) == "contract"
+    assert sums.choose("auto", [(31, bqn.BINARY), (1, bqn.BINARY)], outputs=100) == "clt"
     assert sums.choose("auto", [(2, bqn.BINARY)], outputs=10**6) == "contract"
     sharp = [(31, (-3.0, -1.0, 0.0, 1.0, 3.0)), (1, bqn.TERNARY)]
-    assert sums.choose("auto", sharp, outputs=10) == "clt"
+    assert sums.choose("auto", sharp, outputs=10) == "contract"
+    assert sums.choose("auto", sharp, outputs=11) == "clt"
     x = random_categorical((2, 31), bqn.QUATERNARY)
-    assert isinstance(bqn.nn.Linear(31, 10, levels=bqn.TERNARY).double()(x), bqn.Gaussian)
+    assert isinstance(bqn.nn.Linear(31, 100, levels=bqn.TERNARY).double()(x), bqn.Gaussian)
     assert isinstance(bqn.nn.Linear(8, 3, levels=bqn.TERNARY).double()(x[:, :8]), bqn.Categorical)
 
 

@@ -31,9 +31,9 @@ METHODS = ("auto", *EXACT, "clt")
 # grows no faster than the number of terms, and the exact law remains cheap; beyond 32 terms the CLT is close enough.
 CONTRACT_UP_TO = 3
 EXACT_UP_TO = 32
-# Numbers (terms × outputs × values of a sum) that "auto" may form for an example: a training step then takes some
-# milliseconds more than with the CLT. The contraction takes a third to a tenth of the time of transforms.
-AUTO_WORK = 2**12
+# Numbers (terms × outputs × values of a sum) that "auto" may form for an example: at batch 100 a training step of such
+# a layer takes ten to thirty milliseconds more than with the CLT. Transforms take three to ten times as long.
+AUTO_WORK = 2**16
 # Numbers that an exact sum may form at once for a part of the batch.
 EXACT_WORK = 2**24
 _EXACT: dict[str, Callable[[Sequence[Categorical]], Categorical]] = {
