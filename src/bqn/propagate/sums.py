@@ -32,7 +32,7 @@ METHODS = ("auto", *EXACT, "clt")
 CONTRACT_UP_TO = 3
 EXACT_UP_TO = 32
 # Numbers (terms × outputs × values of a sum) that "auto" may form for an example: at batch 100 a training step of such
-# a layer takes ten to thirty milliseconds more than with the CLT. Transforms take three to ten times as long.
+# a layer takes ten to sixty milliseconds more than with the CLT. Transforms take three to ten times as long.
 AUTO_WORK = 2**16
 # Numbers that an exact sum may form at once for a part of the batch.
 EXACT_WORK = 2**24
