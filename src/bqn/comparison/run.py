@@ -7,9 +7,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from multiprocessing.connection import wait as wait_for_end
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ _REPEATS = 3
 _BATCH = 500
 
 Report = Callable[[Task, float], None]
+Measurements = Generator[tuple[Task, dict[str, Any]], None, None]
 
 
 def run_plan(
@@ -50,10 +52,12 @@ def run_plan(
     """
     done = {method: set(record.replicates) for method, record in folder.read_all(plan).items()}
     missing = [task for task in plan.tasks if task.replicate not in done.get(task.method, ())]
-    for task, measured in _in_turn(missing, root) if jobs == 1 else _at_once(missing, root, jobs):
-        folder.add(plan, task, measured)
-        if report is not None:
-            report(task, measured["train_seconds"])
+    measurements = _in_turn(missing, root) if jobs == 1 else _at_once(missing, root, jobs)
+    with closing(measurements):  # an interrupt while a record is written ends the others too
+        for task, measured in measurements:
+            folder.add(plan, task, measured)
+            if report is not None:
+                report(task, measured["train_seconds"])
 
 
 def measure(task: Task, root: str | Path | None = None) -> dict[str, Any]:
@@ -99,12 +103,12 @@ def _seconds_to_predict(run: Run, x: torch.Tensor, mode: str, samples: int) -> f
     return min(times)
 
 
-def _in_turn(tasks: Sequence[Task], root: str | Path | None) -> Iterator[tuple[Task, dict[str, Any]]]:
+def _in_turn(tasks: Sequence[Task], root: str | Path | None) -> Measurements:
     for task in tasks:
         yield task, measure(task, root)
 
 
-def _at_once(tasks: Sequence[Task], root: str | Path | None, jobs: int) -> Iterator[tuple[Task, dict[str, Any]]]:
+def _at_once(tasks: Sequence[Task], root: str | Path | None, jobs: int) -> Measurements:
     """In processes of their own, started afresh: torch's threads do not survive a fork."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(tasks) or 1), context, _begin_worker) as pool:
