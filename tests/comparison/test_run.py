@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,15 @@ def test_a_failure_among_several_at_once_ends_them_all(tmp_path: Path) -> None:
     assert_workers_end()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Who starts in the background of a shell ignores interrupts, and so do its tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_workers(tmp_path: Path) -> None:
     plan, folder = tiny_plan(tmp_path, ("npn", "pbp"), 1, pbp={"epochs": 10**6}), RecordFolder(tmp_path / "out")
 
