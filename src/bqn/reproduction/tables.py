@@ -304,14 +304,14 @@ def sweep(out: Path) -> str:
     heads = ("network", "λ", *(MODES[mode] for mode in modes[:-1]), "MAP as it is")
     rows = []
     for network in paper.NETWORKS:
-        if network[0] == "mlp":
+        if network[0] == "mlp" or not any(out.glob(f"{'-'.join(network)}/best-lam-*/seed-*.json")):
             continue
         own = settings("best", *network)["lam"]
         for lam in swept("figure-power", "best", *network):
             documents = records.seeds(*network, "best" if lam == own else f"best-{lam_variant(lam)}", out)
             name = f"{lam:g}" + (", the recipe" if lam == own else "")
             rows.append([title(*network), name, *(ours(documents, mode) for mode in modes)])
-    return markdown(heads, rows)
+    return markdown(heads, rows) if rows else "Not measured yet."
 
 
 def ratios(out: Path) -> str:
