@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bqn.comparison import MethodRecord, paired_t_test, standard_error
@@ -29,34 +29,38 @@ Found = Mapping[tuple[str, str], MethodRecord | None]
 def boston(out: Path) -> str:
     """On the published splits: the table and what is to be said about it."""
     found = _read(out)
-    heads = ("", "paper: RMSE", "ours: RMSE", "log-likelihood", "lowest and highest RMSE of a split", "splits")
-    rows = []
-    for title, recipe, name, method in _ROWS:
-        record = found[recipe, name]
-        cells = [tables.MISSING] * 4
-        if record is not None:
-            rmse, likelihood = (_values(record, figure) for figure in ("rmse", "log_likelihood"))
-            held = (recipe, name) == ("best", "bqn")
-            worse = (held and mean(rmse) > BOSTON_RMSE, held and mean(likelihood) < BOSTON_LOG_LIKELIHOOD)
-            marks = [f" {tables.SHORT}" * bad for bad in worse]
-            cells = [f"{_with_error(rmse)}{marks[0]}", f"{_with_error(likelihood)}{marks[1]}", *_extremes(rmse)]
-        rows.append([title, _printed(method), *cells])
-    return "\n\n".join(filter(None, (tables.markdown(heads, rows), _rank(found))))
+    held = {("best", "bqn"): {"rmse": BOSTON_RMSE, "log_likelihood": BOSTON_LOG_LIKELIHOOD}}
+    return "\n\n".join(filter(None, (_table(found, "split", _with_error, held), _rank(found))))
 
 
 def boston_one_split(out: Path) -> str:
     """By the paper's protocol, ten seeds of one split: the table, and why the two differ."""
     found = _read(out, one_split=True)
-    heads = ("", "paper: RMSE", "ours: RMSE", "log-likelihood", "lowest and highest RMSE of a seed", "seeds")
+    parts = (_table(found, "seed", _with_deviation), _why(_read(out), found), _ahead_on_it(found))
+    return "\n\n".join(filter(None, parts))
+
+
+def _table(
+    found: Found,
+    unit: str,
+    shown: Callable[[list[float]], str],
+    aims: Mapping[tuple[str, str], Mapping[str, float]] | None = None,
+) -> str:
+    """A row a method; what falls short of its aim is marked."""
+    heads = ("", "paper: RMSE", "ours: RMSE", "log-likelihood", f"lowest and highest RMSE of a {unit}", f"{unit}s")
     rows = []
     for title, recipe, name, method in _ROWS:
-        record = found[recipe, name]
+        record, aim = found[recipe, name], (aims or {}).get((recipe, name))
         cells = [tables.MISSING] * 4
         if record is not None:
             rmse, likelihood = (_values(record, figure) for figure in ("rmse", "log_likelihood"))
-            cells = [_with_deviation(rmse), _with_deviation(likelihood), *_extremes(rmse)]
+            worse = (False, False)
+            if aim is not None:
+                worse = (mean(rmse) > aim["rmse"], mean(likelihood) < aim["log_likelihood"])
+            marks = [f" {tables.SHORT}" * bad for bad in worse]
+            cells = [f"{shown(rmse)}{marks[0]}", f"{shown(likelihood)}{marks[1]}", *_extremes(rmse)]
         rows.append([title, _printed(method), *cells])
-    return "\n\n".join(filter(None, (tables.markdown(heads, rows), _why(_read(out), found), _ahead_on_it(found))))
+    return tables.markdown(heads, rows)
 
 
 def _read(out: Path, one_split: bool = False) -> dict[tuple[str, str], MethodRecord | None]:
