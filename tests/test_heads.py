@@ -10,7 +10,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import bqn
-from bqn.heads import TAYLOR_UP_TO, taylor_softmax, tilted_log_sum_exp
+from bqn.heads import TAYLOR_UP_TO, taylor_softmax
+from bqn.log_sum_exp import tilted_log_sum_exp
 from tests.nn.contract import assert_named_error, random_categorical
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import bqn
-from bqn.heads import _best_tilt, _tilted, tilted_log_sum_exp
+from bqn.log_sum_exp import _best_tilt, _tilted, tilted_log_sum_exp
 from bqn.nn import Posterior
 from bqn.propagate import cpu
 
